@@ -31,7 +31,7 @@ from report import print_table, write_json
 
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import BlockwiseLM, build_small_gpt
+from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.first_head import attach_first_head
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import load_demo_model
@@ -43,6 +43,7 @@ from lattice_bpd_kim2024.heads.validation import measure_heads
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.replay import record
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+from lattice_bpd_kim2024.small_models import build_small_gpt
 from lattice_bpd_kim2024.statistics.heads import measure_entropies
 from lattice_bpd_kim2024.statistics.loops import loop_share
 

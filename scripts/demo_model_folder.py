@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from lattice_bpd.evaluate.demo.training import tuned_settings
 from lattice_bpd.models import BlockwiseHeads
-from lattice_bpd.train.text.tokenizer import END_OF_TEXT
 from lattice_bpd_kim2024.demo.model_folder import DemoSettings
 from lattice_bpd_kim2024.demo.parts import end_of_text
+from lattice_bpd_kim2024.small_models import END_OF_TEXT
 
 if TYPE_CHECKING:
     from train_demo_model import Training

@@ -35,8 +35,7 @@ from lattice_bpd.atomic_files import replacing, write_json
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.conformance.reference import cut_at_end
 from lattice_bpd.evaluate.demo.training import Tried, tune_drafts
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, build_small_gpt
-from lattice_bpd.train.text.tokenizer import train_byte_bpe
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import encode
 from lattice_bpd_kim2024.demo.parts import end_of_text
@@ -45,6 +44,7 @@ from lattice_bpd_kim2024.evaluate import record
 from lattice_bpd_kim2024.heads.frozen import FrozenOptions, train_frozen
 from lattice_bpd_kim2024.heads.joint import TrainOptions, TrainReport, train_blockwise
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
+from lattice_bpd_kim2024.small_models import build_small_gpt, train_byte_bpe
 from lattice_bpd_kim2024.statistics.loops import loop_share
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -69,7 +69,7 @@ def test_importing_the_command_line_imports_no_torch():
 @pytest.fixture(scope="module")
 def tokenizer_file(tmp_path_factory):
     pytest.importorskip("tokenizers")
-    from lattice_bpd.train.text.tokenizer import train_byte_bpe
+    from lattice_bpd_kim2024.small_models import train_byte_bpe
 
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     train_byte_bpe([TEXT], 300).save(str(path))
@@ -81,7 +81,7 @@ TEXT = "the cat sat on the mat\nthe cat ran\n\nthe dog sat on the cat, \u00e4h\n
 
 def test_a_byte_level_bpe_loses_nothing(tokenizer_file):
     from lattice_bpd.cli.files import load_tokenizer
-    from lattice_bpd.train.text.tokenizer import train_byte_bpe
+    from lattice_bpd_kim2024.small_models import train_byte_bpe
 
     tokenizer = load_tokenizer(tokenizer_file)
     for text in (TEXT, "never seen \u2603 \t\r\n"):
@@ -142,7 +142,7 @@ def model_directory(tokenizer_file, tmp_path_factory):
     import torch
 
     from lattice_bpd.cli.files import load_tokenizer
-    from lattice_bpd.models import build_small_gpt
+    from lattice_bpd_kim2024.small_models import build_small_gpt
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ from lattice_bpd.decode.drafters import NeuralScorer, ScorerDrafter, ScorerWarni
 from lattice_bpd.draft import MixtureScorer, TransitionScorer
 from lattice_bpd.draft.scorers import search_drafts
 from lattice_bpd.lattice.logits import select_top_k
-from lattice_bpd.models import RESCORER_SIZES, build_rescorer
+from lattice_bpd_kim2024.small_models import RESCORER_SIZES, build_rescorer
 
 PROMPT = looping_text(20)[3:15].tolist()
 

@@ -22,7 +22,7 @@ import lattice_bpd.decode.drafters as ld
 from blockwise_models import VOCAB, model_of, plain_greedy
 from lattice_bpd import NGramLM, rescore_tree
 from lattice_bpd.decode import decode
-from lattice_bpd.models import build_small_gpt
+from lattice_bpd_kim2024.small_models import build_small_gpt
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -307,7 +307,7 @@ def test_what_is_no_tokenizer_is_refused_as_such(data, tmp_path):
 def test_a_tokenizer_may_have_a_byte_order_mark(tmp_path):
     pytest.importorskip("tokenizers")
     from lattice_bpd.cli.files import load_tokenizer
-    from lattice_bpd.train.text.tokenizer import train_byte_bpe
+    from lattice_bpd_kim2024.small_models import train_byte_bpe
 
     path = tmp_path / "tokenizer.json"
     tokenizer = train_byte_bpe([TEXT * 9], 270)
@@ -339,8 +339,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a tokenizer of bytes, in a folder whose name is not ASCII."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("tokenizers")
-    from lattice_bpd.models import build_small_gpt
-    from lattice_bpd.train.text.tokenizer import train_byte_bpe
+    from lattice_bpd_kim2024.small_models import build_small_gpt, train_byte_bpe
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("mod\u00e8le")

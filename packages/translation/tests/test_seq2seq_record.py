@@ -12,7 +12,7 @@ import torch
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import DraftingModel, generate
 from lattice_bpd.decode.drafters import NeuralScorer
-from lattice_bpd.models import BlockwiseHeads, build_rescorer
+from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_kim2024.evaluate import Recording
 from lattice_bpd_kim2024.lab.drafter_search import DrafterSearch
 from lattice_bpd_kim2024.lab.lab import Lab
@@ -22,6 +22,7 @@ from lattice_bpd_kim2024.record.seq2seq import record_sources
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 from lattice_bpd_kim2024.replay.sweep import Point
+from lattice_bpd_kim2024.small_models import build_rescorer
 from lattice_bpd_translation.target import Seq2SeqTarget
 from seq2seq_models import KINDS, STOP, VOCAB, model_of, plain_greedy, sources
 

@@ -29,13 +29,11 @@ from lattice_bpd.models.medusa_checkpoint import (
 from lattice_bpd.models.medusa_model import load_medusa
 from lattice_bpd.models.parallel_drafter.p_eagle import PEagleConfig, PEagleDrafter
 from lattice_bpd.models.parallel_drafter.pard import PardDrafter
-from lattice_bpd.models.small import RESCORER_SIZES, build_rescorer, build_small_gpt
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
 from lattice_bpd.models.target_sample import OtherTargetWarning
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
 __all__ = [
-    "RESCORER_SIZES",
     "BlockDrafter",
     "BlockDrafterConfig",
     "BlockwiseHeads",
@@ -51,8 +49,6 @@ __all__ = [
     "SequentialHeads",
     "SharedBlocksWarning",
     "VocabularyHeads",
-    "build_rescorer",
-    "build_small_gpt",
     "load_heads",
     "load_llama2c",
     "load_medusa",

@@ -13,10 +13,10 @@ from lattice_bpd.decode import PBestDrafter, generate
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, ScorerDrafter
 from lattice_bpd.draft import NGramScorer
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import build_rescorer
 from lattice_bpd_kim2024.evaluate import STANDARD_SETTINGS, Setting, compare_strategies, record
 from lattice_bpd_kim2024.heads.joint import TrainOptions
 from lattice_bpd_kim2024.heads.rescorer import train_rescorer
+from lattice_bpd_kim2024.small_models import build_rescorer
 
 GREEDY = STANDARD_SETTINGS[0]
 PROMPTS = [looping_text(200, seed=2)[start : start + 8].tolist() for start in (0, 30, 90)]

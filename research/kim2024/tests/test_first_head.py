@@ -18,12 +18,13 @@ from heads_training import HEADS, T, make_job, read_losses, read_weights
 from lattice_bpd import DraftConfig, FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseLM, build_small_gpt
+from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.first_head import FirstHead, attach_first_head
 from lattice_bpd_kim2024.heads.batches import HeadText
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 from lattice_bpd_kim2024.heads.validation import measure_heads
+from lattice_bpd_kim2024.small_models import build_small_gpt
 
 
 def make_model(seed: int = 0) -> BlockwiseLM:

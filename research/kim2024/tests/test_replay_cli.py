@@ -26,7 +26,6 @@ from lattice_bpd.cli.files import load_causal_lm
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.evaluate.demo.training import train_demo_model
-from lattice_bpd.models import build_rescorer
 from lattice_bpd.watcher import SilentWatcher
 from lattice_bpd_kim2024.demo import library_text as corpora
 from lattice_bpd_kim2024.demo import quick
@@ -45,6 +44,7 @@ from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.replay import Recording
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+from lattice_bpd_kim2024.small_models import build_rescorer
 from lattice_bpd_kim2024.statistics.loops import loop_share
 
 SENTENCES = 14

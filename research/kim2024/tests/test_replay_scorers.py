@@ -20,7 +20,6 @@ from lattice_bpd.decode import decode
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft import MixtureScorer, NGramScorer
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import build_rescorer
 from lattice_bpd_kim2024.evaluate import Recording, record
 from lattice_bpd_kim2024.lab.lab import Lab
 from lattice_bpd_kim2024.lab.options import LabOptions
@@ -34,6 +33,7 @@ from lattice_bpd_kim2024.replay.scorers import (
 )
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 from lattice_bpd_kim2024.replay.sweep import Point, make_grid
+from lattice_bpd_kim2024.small_models import build_rescorer
 
 NEW_TOKENS = 19
 TOP_K = 3

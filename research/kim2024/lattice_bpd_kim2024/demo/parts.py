@@ -25,13 +25,12 @@ from lattice_bpd.atomic_files import write_json
 from lattice_bpd.extras import require
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.small import build_small_gpt
-from lattice_bpd.train.text.tokenizer import END_OF_TEXT, train_byte_bpe
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.demo.library_text import Corpus
 from lattice_bpd_kim2024.demo.model_folder import LM_FILE, TOKENIZER_FILE, encode
 from lattice_bpd_kim2024.demo.recipe import Recipe
 from lattice_bpd_kim2024.heads.joint import TrainOptions, TrainReport, train_blockwise
+from lattice_bpd_kim2024.small_models import END_OF_TEXT, build_small_gpt, train_byte_bpe
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

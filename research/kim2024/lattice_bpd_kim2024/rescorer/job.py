@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lattice_bpd.models.small import RESCORER_SIZES, SMALL_SIZES
 from lattice_bpd.train.text.corpus import Corpus, StrPath
 from lattice_bpd_kim2024.heads.options import TrainOptions
 from lattice_bpd_kim2024.heads.text_job import FrozenTargetJob
+from lattice_bpd_kim2024.small_models import RESCORER_SIZES, SMALL_SIZES
 
 OPTIONS = ("steps", "batch_size", "accumulate", "sequence_length", "matrix_lr", "other_lr",
            "base_rate", "warmup", "precision", "seed")  # fmt: skip

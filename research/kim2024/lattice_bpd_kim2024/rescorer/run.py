@@ -14,7 +14,6 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.lm_call import find_max_positions
-from lattice_bpd.models.small import build_rescorer
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads.loop import run_steps
@@ -29,6 +28,7 @@ from lattice_bpd_kim2024.heads.texts import (
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer, seeded
 from lattice_bpd_kim2024.heads.validation import measure_heads
 from lattice_bpd_kim2024.rescorer.job import RescorerJob
+from lattice_bpd_kim2024.small_models import build_rescorer
 
 KIND = "rescorer_training"
 _WHERE = "rescorer train"
