@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import lattice_bpd.build.build  # noqa: F401  (before a scene replaces what it imports)
+from lattice_bpd.build.live import PlainResult
 from lattice_bpd.cli.heads_option import ModelFolders
 from lattice_bpd.lm.evaluation import TextScore
 from lattice_bpd.lm.info import LevelInfo, LmInfo
@@ -244,6 +245,11 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.decode.GuidanceConstraint.from_json_schema": Stub("schema"),
                 "lattice_bpd.decode.load_drafter": Stub("drafter"),
                 "lattice_bpd.decode.generate": lambda *_, **__: decoded(note),
+                "transformers.AutoTokenizer.from_pretrained": Stub("tokenizer"),
+                "lattice_bpd.train.responses.prompts.encode_prompt": lambda _, messages, *__: list(
+                    messages[0]["content"].encode()
+                ),
+                "lattice_bpd.build.live.generate_plainly": lambda *_: PlainResult([65], 1.0),
             },
         ),
         "certify": Scene(
@@ -524,6 +530,13 @@ CHANGES: dict[str, dict[str, Change]] = {
             drop=("prompt",),
             files={"cat.txt": "cat"},
         ),
+        "chat": Change(
+            ["cat"],
+            wanted=(99, 97, 116),
+            targets={"input_ids", "max_new_tokens", "from_pretrained"},
+            drop=("prompt",),
+        ),
+        "compare": Change(wanted=64, targets={"limit", "stdout"}),
         "strategy": Change(["greedy"], targets={"lm", "path"}),
         "num_drafts": Change(given={"strategy": ["p_best"]}),
         "sources": Change(["heads,text"], wanted=("heads", "text")),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _EPILOG = """examples:
   lattice-bpd build MODEL --prompts prompts.jsonl -o my-drafter
   lattice-bpd build MODEL --prompts chats.json more.txt --heads --time 40m -o my-drafter
-  lattice-bpd generate MODEL --drafter my-drafter --prompt 'Write a poem about bees'
+  lattice-bpd generate MODEL --drafter my-drafter --chat 'Write a poem about bees'
 
 Prompts: .jsonl or .json with messages, conversations (ShareGPT), turns, prompt or text, or strings;
 any other file is plain text with a prompt per paragraph. Use prompts like those that the model will

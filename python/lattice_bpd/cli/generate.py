@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.extras import require
 
 if TYPE_CHECKING:
+    from lattice_bpd.build.live import PlainResult
     from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
     from lattice_bpd.verify import Acceptance
 
-_EPILOG = f"""example (after `lattice-bpd demo`):
-  lattice-bpd generate demo-out/model --prompt 'def main(argv):'
+_EPILOG = f"""examples:
+  lattice-bpd generate MODEL --drafter my-drafter --chat 'Write a poem about bees' --compare
+  lattice-bpd generate MODEL --prompt 'def main(argv):'
 
 strategies:
 {list_strategies()}
@@ -32,6 +35,8 @@ _OPTIONS = (
     "strategy", "sources", "top_k", "num_drafts", "max_nodes", "alpha", "temperature",
     "draft_length",
 )  # fmt: skip
+_TOKENS, _CHAT_TOKENS = 64, 256
+_ACCEPTED, _OWN = "green", "bold yellow"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,9 +56,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "directory, where there are any",
     )  # fmt: skip
     add_heads_option(parser)
-    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", help="text to continue")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="the same, from a file")
+    parser.add_argument(
+        "--chat", nargs="?", const=True, metavar="TEXT",
+        help="message of a chat, instead of --prompt: MODEL's chat template is applied to it; "
+        "without TEXT to --prompt or --prompt-file",
+    )  # fmt: skip
     parser.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
     parser.add_argument(
         "--lm", type=Path,
@@ -83,7 +93,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--certificate", type=Path, metavar="FILE",
         help="write every token's margin, and check by plain calls where rounding could decide",
     )  # fmt: skip
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="default 64")
+    parser.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="default 64, with --chat 256"
+    )
+    parser.add_argument(
+        "--compare", action="store_true", help="decode twice, and by model.generate: print the "
+        "tokens/s of both",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(run=run, strategy=None)  # by what is in MODEL
 
@@ -95,13 +111,7 @@ def run(args: argparse.Namespace) -> None:
         ValueError: options or files that do not fit together.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.cli.files import (
-        check_output,
-        decode_argument,
-        find_model,
-        load_tokenizer,
-        read_text,
-    )
+    from lattice_bpd.cli.files import check_output, find_model, load_tokenizer
     from lattice_bpd.cli.progress import quiet_transformers
 
     directory = find_model(args.model)
@@ -116,18 +126,15 @@ def run(args: argparse.Namespace) -> None:
     config = read_draft_options("generate", args, _OPTIONS)
     path = args.tokenizer or directory / "tokenizer.json"
     tokenizer = load_tokenizer(path)
-    if args.prompt is not None:
-        prompt = decode_argument(args.prompt, "--prompt")
-    else:
-        prompt = read_text(args.prompt_file)
-    ids = tokenizer.encode(prompt).ids
+    prompt = _read_prompt(args)
+    quiet_transformers()
+    ids = _encode_chat(prompt, directory) if args.chat else tokenizer.encode(prompt).ids
     if not ids:
         raise ValueError("--prompt is empty; expected text to continue")
-    quiet_transformers()
     lm = _load_lm(args, directory)
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.files import check_vocabulary
-    from lattice_bpd.decode import generate, load_drafter
+    from lattice_bpd.decode import load_drafter
     from lattice_bpd.models.stop_tokens import find_stop_tokens
     from lattice_bpd.verify import parse_acceptance
 
@@ -137,27 +144,85 @@ def run(args: argparse.Namespace) -> None:
         check_vocabulary({str(args.lm or directory / "ngram.lm"): lm}, _vocab_size(model), "model")
     ends = find_stop_tokens(model, path)
     drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
-    result = generate(
+    constraint = _load_constraint(args, tokenizer, _vocab_size(model), ends)
+    if args.compare and (str(rule) != "exact" or constraint is not None):
+        raise ValueError(
+            "--compare: with --accept, --regex or --json-schema the text is not that of "
+            "model.generate; expected none of them"
+        )
+    result, plain = _decode(
+        args,
         model,
         ids,
         drafter or config,
         lm=lm if drafter is None else None,
         draft_model=_load_causal_lm("--draft-model", args.draft_model),
-        max_new_tokens=args.max_new_tokens,
+        max_new_tokens=(
+            (_CHAT_TOKENS if args.chat else _TOKENS)
+            if args.max_new_tokens is None
+            else args.max_new_tokens
+        ),
         stop_token_ids=ends,
         acceptance=rule,
-        constraint=_load_constraint(args, tokenizer, _vocab_size(model), ends),
+        constraint=constraint,
         certificate="report" if args.certificate is not None else False,
     )
     text = tokenizer.decode(result.token_ids)
     if result.certificate is not None:
         result.certificate.save(args.certificate)
     if args.json:
-        print(_as_json(text, args.strategy, str(rule), result))
+        print(_as_json(text, args.strategy, str(rule), result, plain))
     else:
-        print(_as_text(prompt, text, result) + describe_rule(rule, result.stats))
+        _print_text("" if args.chat else prompt, text, tokenizer.decode, result)
+        print(_describe(result) + describe_rule(rule, result.stats))
+        if plain is not None:
+            print(_describe_plain(result, plain))
         if result.certificate is not None:
             print(describe_certificate(result.certificate, args.certificate))
+
+
+def _read_prompt(args: argparse.Namespace) -> str:
+    """The text of --prompt, --prompt-file or --chat."""
+    from lattice_bpd.cli.files import decode_argument, read_text
+
+    is_message = isinstance(args.chat, str)
+    given = [args.prompt is not None, args.prompt_file is not None, is_message]
+    if sum(given) != 1:
+        raise ValueError(
+            f"generate: found {'no prompt' if not any(given) else 'two prompts'}; expected one of "
+            "--prompt TEXT, --prompt-file FILE and --chat TEXT"
+        )
+    if args.prompt_file is not None:
+        return read_text(args.prompt_file)
+    text = args.chat if is_message else args.prompt
+    return decode_argument(text, "--chat" if is_message else "--prompt")
+
+
+def _encode_chat(message: str, directory: Path) -> list[int]:
+    """Token ids of a chat of one message, by the template of a model's folder."""
+    from lattice_bpd.train.responses.prompts import encode_prompt
+
+    tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
+    if not tokenizer.chat_template:
+        raise ValueError(f"--chat: {directory} has no chat template; give the text as --prompt")
+    return encode_prompt(tokenizer, [{"role": "user", "content": message}])
+
+
+def _decode(
+    args: argparse.Namespace, model: Any, ids: list[int], drafter: Any, **options: Any
+) -> tuple[DecodeResult, PlainResult | None]:
+    """The result, and with --compare that of the model's own `generate`."""
+    from lattice_bpd.decode import generate
+
+    result: Any = generate(model, ids, drafter, **options)
+    if not args.compare:
+        return result, None
+    from lattice_bpd.build.live import generate_plainly
+
+    limit, stops = options["max_new_tokens"], options["stop_token_ids"]
+    base = getattr(model, "base", model)
+    generate_plainly(base, ids, limit, stops)  # first calls are slow
+    return generate(model, ids, drafter, **options), generate_plainly(base, ids, limit, stops)
 
 
 def _read_drafter(args: argparse.Namespace) -> None:
@@ -192,7 +257,7 @@ def _load_model(directory: Path, heads: Path) -> Any:
     from lattice_bpd.models.checkpoint import has_heads, load_target
 
     if has_heads(heads):
-        return BlockwiseLM.from_pretrained(directory, heads, attn_implementation="eager")
+        return BlockwiseLM.from_pretrained(directory, heads)
     return load_target(directory).eval()  # type: ignore[no-untyped-call]
 
 
@@ -268,14 +333,43 @@ def _load_causal_lm(option: str, directory: Path | None) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
 
 
-def _as_text(prompt: str, text: str, result: DecodeResult) -> str:
+def _print_text(prompt: str, text: str, decode: Any, result: DecodeResult) -> None:
+    """Prompt and text; on a terminal the accepted draft tokens are green, the model's own bold."""
+    if not sys.stdout.isatty():
+        print(f"{prompt}{text}")
+        return
+    from lattice_bpd.cli.progress import make_console
+
+    output = require("rich.text", "torch").Text.assemble((prompt, "dim"))
+    known, end = "", 0
+    for accepted in [0, *result.stats.accept_lengths]:
+        for count, style in ((accepted, _ACCEPTED), (1, _OWN)):
+            end += count
+            whole = decode(result.token_ids[:end]).rstrip("\ufffd")  # whole characters
+            output.append(whole[len(known) :], style)
+            known = max(known, whole, key=len)
+    output.append(text[len(known) :])
+    make_console().print(output)
+
+
+def _describe(result: DecodeResult) -> str:
     stats = result.stats
     stages = ", ".join(f"{name} {1e3 * value:.0f} ms" for name, value in stats.seconds.items())
     return (
-        f"{prompt}{text}\n---\n"
+        "---\n"
         f"{stats.tokens} tokens in {stats.target_calls} calls of the target: block efficiency "
         f"{stats.block_efficiency:.2f} (exact tokens counted), "
         f"{stats.tokens_per_second:,.0f} tokens/s; ended by {result.finish}\n{stages}"
+    )
+
+
+def _describe_plain(result: DecodeResult, plain: PlainResult) -> str:
+    """The rate of model.generate beside that of the drafter."""
+    gain = result.stats.tokens_per_second / plain.tokens_per_second
+    same = "the same text" if plain.token_ids == result.token_ids else "another text (a near-tie)"
+    return (
+        f"model.generate: {plain.tokens_per_second:,.0f} tokens/s, {same}; with drafts "
+        f"{gain:.2f} times as fast"
     )
 
 
@@ -299,7 +393,9 @@ def describe_certificate(certificate: Certificate, path: Path) -> str:
     )
 
 
-def _as_json(text: str, strategy: str, rule: str, result: DecodeResult) -> str:
+def _as_json(
+    text: str, strategy: str, rule: str, result: DecodeResult, plain: PlainResult | None
+) -> str:
     stats = result.stats
     return json.dumps(
         {
@@ -310,6 +406,8 @@ def _as_json(text: str, strategy: str, rule: str, result: DecodeResult) -> str:
             "block_efficiency": stats.block_efficiency,
             "target_calls": stats.target_calls,
             "tokens": stats.tokens,
+            "tokens_per_second": stats.tokens_per_second,
+            "plain_tokens_per_second": None if plain is None else plain.tokens_per_second,
             "accept_lengths": stats.accept_lengths,
             "acceptance": rule,
             "lossless": result.lossless,
