@@ -394,16 +394,8 @@ MUTATIONS = [
         "a replayed tree ignores the temperature",
         f"{KIM}/replay/positions.py",
         TEMPERATURE,
-        "        max_nodes=options.max_nodes,\n        alpha=options.alpha,\n"
-        "        temperature=options.temperature,\n",
-        "        max_nodes=options.max_nodes,\n        alpha=options.alpha,\n",
-    ),
-    (
-        "a replay ignores the factors of heads",
-        f"{KIM}/replay/positions.py",
-        f"{KIM_TESTS}/test_tune.py::test_tune_replays_weighed_heads_as_decoding_drafts",
-        "        if options.weighs_heads:\n",
-        "        if False:\n",
+        "        temperature=options.temperature,\n        threads=rescorers.threads,\n",
+        "        threads=rescorers.threads,\n",
     ),
     (
         "an interval leaves all of the rest on each side",

@@ -11,6 +11,8 @@ import pytest
 from lattice_bpd import extensions
 from lattice_bpd.cli import build_parser, main
 
+ROOT = Path(__file__).resolve().parents[2]
+
 MODULE = """
 def add_parser(commands):
     parser = commands.add_parser("greet", help="says hello")
@@ -71,6 +73,22 @@ def test_a_missing_distribution_is_named(arguments, monkeypatch, capsys):
             "pip install lattice-bpd-example\n"
         )
     assert "translate" not in build_parser().format_help()
+
+
+def test_the_table_has_each_command_of_this_repository():
+    tomllib = pytest.importorskip("tomllib")
+    declared = set()
+    for kind in ("packages", "research"):
+        for file in ROOT.glob(f"{kind}/*/pyproject.toml"):
+            project = tomllib.loads(file.read_text())["project"]
+            for group, points in project.get("entry-points", {}).items():
+                declared |= {(group, name, project["name"]) for name in points}
+    table = {
+        (group, name, distribution)
+        for group, distributions in extensions._DISTRIBUTIONS.items()
+        for name, distribution in distributions.items()
+    }
+    assert {row for row in declared if row[0] in extensions._DISTRIBUTIONS} == table
 
 
 @pytest.mark.parametrize(

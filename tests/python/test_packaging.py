@@ -131,3 +131,18 @@ def test_what_a_page_loads_from_elsewhere(
         return
     with pytest.raises(SystemExit, match=r"page\.html"):
         checks.on_post_build({"site_dir": tmp_path})
+
+
+def test_wheels_of_add_ons_have_all_files() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    projects = [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("research/*/pyproject.toml")]
+    assert projects
+    for project in projects:
+        setuptools = tomllib.loads(project.read_text())["tool"]["setuptools"]
+        (folder,) = project.parent.glob("lattice_bpd_*/")
+        patterns = setuptools["package-data"][folder.name]
+        data = {path for pattern in patterns for path in folder.glob(pattern)}
+        files = {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+        assert {path for path in files if path.suffix != ".py"} <= data, folder
+        if isinstance(setuptools["packages"], list):  # else `find`
+            assert {path.parent for path in files} == {folder}
