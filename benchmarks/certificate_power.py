@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,12 +26,15 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-from lattice_bpd.conformance import Case, Checker, find_class, make_tiny_model, random_prompts
+from lattice_bpd.conformance import Case, Checker, find_class, random_prompts
 from lattice_bpd.decode import Certificate, Drafter, decode
 from lattice_bpd.decode.certificate.certificate import MarginSelector
 from lattice_bpd.decode.state.text_rules import TextRules
 from lattice_bpd.verify import PrefixTree, batch_cache, layout
 from lattice_bpd.verify.target import CausalLMTarget
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python"))
+from tiny_models import make_tiny_model
 
 _QUESTIONS = (
     "Describe Paris in two sentences.",

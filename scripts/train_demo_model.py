@@ -33,7 +33,7 @@ from unlikelihood import UnlikelihoodOptions, train_unlikelihood
 from lattice_bpd import NGramLM
 from lattice_bpd.atomic_files import replacing, write_json
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-from lattice_bpd.conformance.reference import cut_at_end
+from lattice_bpd.conformance.cases import cut_at_end
 from lattice_bpd.evaluate.demo.training import Tried, tune_drafts
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts, read_library_sources

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from lattice_bpd.conformance import check_architecture, is_in_third, list_architectures
+from zoo import check_architecture, is_in_third, list_architectures
 
 ALL = os.environ.get("LATTICE_BPD_ALL_ARCHITECTURES", "0") not in ("", "0")
 CHOSEN = [entry for entry in list_architectures() if ALL or is_in_third(entry)]

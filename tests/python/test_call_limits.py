@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from lattice_bpd.conformance.reference import generation_settings
+from lattice_bpd.conformance.cases import generation_settings
 from lattice_bpd.decode import CustomGenerate, generate
 from lattice_bpd.verify import CausalLMTarget
 from target_models import COUNT, VOCAB, PlantedDrafter, plain_generate

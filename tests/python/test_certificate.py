@@ -23,7 +23,6 @@ from transformers import (
 )
 
 from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of
-from lattice_bpd.conformance import make_tiny_model
 from lattice_bpd.decode import Certificate, CertificateError, Drafter, decode, generate
 from lattice_bpd.decode.certificate import CheckedPosition
 from lattice_bpd.decode.certificate import certificate as certificates
@@ -37,6 +36,7 @@ from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify import target as targets
 from lattice_bpd.verify.acceptance import TopKMatch
 from lattice_bpd.verify.verification import DraftCandidates
+from tiny_models import make_tiny_model
 
 LAYOUTS = ["tree", "rows"]
 

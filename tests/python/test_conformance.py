@@ -22,26 +22,23 @@ from transformers import (
 
 from lattice_bpd.cli import main
 from lattice_bpd.conformance import (
-    ArchitectureResult,
     Case,
     Checker,
     Verdict,
-    check_architecture,
     find_class,
-    list_architectures,
     list_cases,
     list_quick_cases,
-    make_tiny_model,
     random_prompts,
-    shrink_config,
-    write_page,
 )
-from lattice_bpd.conformance.informed import InformedHeads
-from lattice_bpd.conformance.reference import cut_at_end
-from lattice_bpd.conformance.shrink import VOCAB, WINDOW
+from lattice_bpd.conformance.cases import cut_at_end
+from lattice_bpd.conformance.check import InformedHeads
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.verify import CausalLMTarget
+from tiny_models import VOCAB, WINDOW, make_tiny_model, shrink_config
+from tiny_models import main as write_tiny_model
+from write_architectures import write_page
+from zoo import ArchitectureResult, check_architecture, list_architectures
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = [Case("greedy"), Case("bpd", 3, "rows"), Case("tree", 3, "tree")]
@@ -287,9 +284,12 @@ def run(capsys, *arguments):
     return status, printed.out, printed.err
 
 
-def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
-    path = tmp_path / "report.json"
-    status, out, err = run(capsys, "llama", "--random", "--strategy", "bpd", "--json", path)
+def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys, monkeypatch):
+    path, model = tmp_path / "report.json", tmp_path / "model"
+    monkeypatch.setattr("sys.argv", ["tiny_models.py", "llama", str(model)])
+    write_tiny_model()
+    capsys.readouterr()  # progress of transformers
+    status, out, err = run(capsys, model, "--strategy", "bpd", "--json", path)
     assert (status, err) == (0, "")
     cases = list_cases(["bpd"])
     assert all(case.name in out for case in cases)
@@ -333,8 +333,7 @@ def test_the_command_fails_where_all_is_refused(checker, tmp_path, capsys, monke
     ("arguments", "message"),
     [
         (["no/such/folder"], "no/such/folder: cannot read the config"),
-        (["no-such-type", "--random"], "no-such-type: cannot read the config"),
-        (["llama", "--random", "--strategy", "fast"], "strategy is 'fast'; expected one of greedy"),
+        (["llama", "--strategy", "fast"], "strategy is 'fast'; expected one of greedy"),
     ],
 )
 def test_bad_arguments_end_in_one_line(arguments, message, capsys, monkeypatch):

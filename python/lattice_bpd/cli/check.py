@@ -11,8 +11,6 @@ from typing import Any
 _EXAMPLE = """examples:
   lattice-bpd check demo-out/model                     every strategy, layout and batch size
   lattice-bpd check demo-out/model --strategy tree bpd
-  lattice-bpd check Qwen/Qwen3-0.6B --random           a tiny random model of that config
-  lattice-bpd check llama --random                     of that architecture's default config
 
 Each case is equal, tie, refused (with the reason), different or error. tie: the text differs, but
 the model's own generate, made to write it, prefers other tokens only by margins that rounding
@@ -37,11 +35,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--strategy", nargs="+", metavar="NAME", help="check these only (default: all)"
     )
-    parser.add_argument(
-        "--random",
-        action="store_true",
-        help="check a tiny model with random weights of MODEL's config, which may be a model type",
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     parser.set_defaults(run=run)
 
@@ -62,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.conformance import Checker, list_cases
 
     cases = list_cases(args.strategy)
-    model, prompts = _load(args.model, args.random)
+    model, prompts = _load(args.model)
     checker = Checker(model, prompts, certificates=True)
     print(f"{type(model).__name__}, {len(cases)} cases of {checker.max_new_tokens} tokens")
     width = max(len(case.name) for case in cases)
@@ -116,24 +109,18 @@ def _describe(verdict: Any) -> str:
     return f"{verdict.outcome}: {verdict.detail} ({where}); {positions}"
 
 
-def _load(name: str, random: bool) -> tuple[Any, list[list[int]]]:
+def _load(name: str) -> tuple[Any, list[list[int]]]:
     """The model in evaluation mode, and prompts for it.
 
     Raises:
         ValueError: no such model, or not a language model.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers import AutoConfig
 
-    from lattice_bpd.conformance import find_class, make_tiny_model, random_prompts
+    from lattice_bpd.conformance import find_class
 
-    if random and not Path(name).exists() and name in CONFIG_MAPPING:
-        config = CONFIG_MAPPING[name]()
-    else:
-        config = _read(name, "config", lambda: AutoConfig.from_pretrained(name))
+    config = _read(name, "config", lambda: AutoConfig.from_pretrained(name))
     model_class = find_class(config)
-    if random:
-        model = make_tiny_model(model_class, config)
-        return model, random_prompts(_vocab_size(model))
     model = _read(name, "model", lambda: model_class.from_pretrained(name))
     model.eval()
     return model, _make_prompts(name, model)
@@ -149,11 +136,7 @@ def _make_prompts(name: str, model: Any) -> list[list[int]]:
         return text_prompts(AutoTokenizer.from_pretrained(name))
     except Exception:  # transformers raises many kinds for a folder without one
         print("no tokenizer: prompts are random tokens")
-        return random_prompts(_vocab_size(model))
-
-
-def _vocab_size(model: Any) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])
+        return random_prompts(int(model.get_input_embeddings().weight.shape[0]))
 
 
 def _read(name: str, what: str, read: Any) -> Any:

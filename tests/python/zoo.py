@@ -1,4 +1,4 @@
-"""Checks of tiny models of all architectures of `transformers`."""
+"""The language-model architectures of the installed `transformers`, and checks of tiny ones."""
 
 from __future__ import annotations
 
@@ -7,16 +7,57 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from lattice_bpd.conformance.architectures import Architecture
-from lattice_bpd.conformance.cases import Case, list_quick_cases
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from config_overrides import NOT_BUILT
+from lattice_bpd.conformance.cases import KINDS, Case, list_quick_cases, random_prompts
 from lattice_bpd.conformance.check import Checker, Verdict
-from lattice_bpd.conformance.overrides import NOT_BUILT
-from lattice_bpd.conformance.prompts import random_prompts
-from lattice_bpd.conformance.shrink import VOCAB
-from lattice_bpd.conformance.tiny_model import make_tiny_model
+from tiny_models import VOCAB, make_tiny_model
 
 THIRDS = 3
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model class that `transformers` maps a model type to.
+
+    Attributes:
+        model_type: of the config, such as "llama".
+        kind: "causal", "encoder-decoder" or "image-text" (checked with text only).
+        class_name: of the model.
+    """
+
+    model_type: str
+    kind: str
+    class_name: str
+
+    @property
+    def name(self) -> str:
+        """A unique name: a model type may have a decoder and an encoder-decoder."""
+        return self.model_type if self.kind == "causal" else f"{self.model_type} ({self.kind})"
+
+    @property
+    def model_class(self) -> Any:
+        """The class, imported at first use."""
+        return getattr(transformers, self.class_name)
+
+    def default_config(self) -> PreTrainedConfig:
+        """The architecture's own default config."""
+        return CONFIG_MAPPING[self.model_type]()
+
+
+def list_architectures() -> list[Architecture]:
+    """All architectures that the installed `transformers` maps; a class of a model type once."""
+    architectures: dict[tuple[str, str], Architecture] = {}
+    for kind, mapping in KINDS.items():
+        for model_type, class_name in mapping.items():
+            if isinstance(class_name, str):
+                architecture = Architecture(model_type, kind, class_name)
+                architectures.setdefault((model_type, class_name), architecture)
+    return list(architectures.values())
 
 
 @dataclass(frozen=True)
