@@ -83,7 +83,7 @@ class _GrowingTree:
 
 
 def with_spare(max_nodes: int) -> int:
-    """The number of nodes to search so that `cut_tree` likely keeps `max_nodes`."""
+    """The number of nodes or paths to search so that `cut_tree` likely keeps `max_nodes`."""
     return max(max_nodes, min(_SPARE * max_nodes, MAX_NODES))
 
 

@@ -53,8 +53,11 @@ class PBestDrafter(Drafter):
             num_drafts=with_spare(self.num_drafts) if depends else self.num_drafts,
             alpha=self.config.alpha,
         )  # fmt: skip
-        most = self.num_drafts * max(state.num_slots for state in states)
-        return cut_trees(trees, states, most) if depends else trees
+        if not depends:
+            return trees
+        # Drafts share about half of their nodes.
+        most = (self.num_drafts + 1) * max(state.num_slots for state in states) // 2
+        return cut_trees(trees, states, most)
 
 
 def search_lists(
