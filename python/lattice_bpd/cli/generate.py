@@ -26,10 +26,9 @@ strategies:
 {list_strategies()}
 
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
-Rules of --accept: exact, top_k:K, distance:EPSILON, minimum_block:LENGTH[,RULE],
-specdec++:BETA,TAU, typical:EPSILON,DELTA. To sample: sampled:TEMPERATURE[,top_p=P][,top_k=K]
-[,min_p=P][,seed=N], or rejection:.. with the same options and lenience=L for --strategy sampled and
-draft_model. The output says whether the rule is lossy.
+Rules of --accept: exact, top_k:K, specdec++:BETA,TAU, typical:EPSILON,DELTA. To sample:
+sampled:TEMPERATURE[,top_p=P][,top_k=K][,min_p=P][,seed=N], or rejection:.. with the same options
+and lenience=L for --strategy sampled and draft_model. The output says whether the rule is lossy.
 """
 _OPTIONS = (
     "strategy", "sources", "top_k", "num_drafts", "max_nodes", "alpha", "temperature",

@@ -12,7 +12,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode
 from lattice_bpd.decode.drafters import ArgmaxDrafter
 from lattice_bpd.verify import Exact
-from lattice_bpd.verify.acceptance import MinimumBlock, TopKMatch
+from lattice_bpd.verify.acceptance import TopKMatch
 from lattice_bpd_kim2024.demo.library_text import draw_prompts
 from lattice_bpd_kim2024.evaluate import Setting, compare_rules, compare_strategies
 from lattice_bpd_kim2024.live.table import footnotes, table_rows
@@ -30,7 +30,7 @@ def test_acceptance_rules_are_compared_on_the_same_texts():
 
     seen = []
     found = compare_rules(
-        model, PROMPTS, [Exact(), TopKMatch(1), MinimumBlock(4)], ArgmaxDrafter, max_new_tokens=20,
+        model, PROMPTS, [Exact(), TopKMatch(1), TopKMatch(VOCAB)], ArgmaxDrafter, max_new_tokens=20,
         judge=judge, on_text=lambda: seen.append(1),
     )  # fmt: skip
     exact, strict, forced = found
@@ -50,7 +50,7 @@ def test_acceptance_rules_are_compared_on_the_same_texts():
             nats -= float(logits[0, -1].log_softmax(0)[token])
     assert forced.nats == pytest.approx(nats / 80, rel=1e-4)
     line = forced.to_json()
-    assert (line["rule"], line["lossless"], line["texts"]) == ("minimum_block:4", False, 4)
+    assert (line["rule"], line["lossless"], line["texts"]) == (f"top_k:{VOCAB}", False, 4)
     assert line["regret_per_token"] == pytest.approx(forced.stats.regret / 80)
 
 
@@ -63,14 +63,14 @@ def test_settings_have_an_acceptance_rule():
     lm = NGramLM.train([looping_text(2000)], 2, vocab_size=VOCAB, smoothing="witten_bell")
     settings = [
         Setting("greedy", "greedy", "greedy"), Setting("bpd", "BPD", "bpd"),
-        Setting("forced", "BPD in fours", "bpd", acceptance=MinimumBlock(4)),
+        Setting("forced", "BPD, all drafts", "bpd", acceptance=TopKMatch(VOCAB)),
     ]  # fmt: skip
     found = compare_strategies(
         model_of("trained"), lm, PROMPTS, settings=settings, max_new_tokens=20
     )
     lines = found.to_json()
     assert [line["lossless"] for line in lines] == [True, True, False]
-    assert [line["acceptance"] for line in lines] == ["exact", "exact", "minimum_block:4"]
+    assert [line["acceptance"] for line in lines] == ["exact", "exact", f"top_k:{VOCAB}"]
     assert lines[2]["regret_per_token"] > 0.0 == lines[1]["regret_per_token"]
     assert lines[2]["relaxed_share"] > 0.0
     assert lines[2]["differences"] == []
@@ -78,5 +78,5 @@ def test_settings_have_an_acceptance_rule():
     assert [row[-1] for row in rows[:2]] == ["yes", "yes"]
     assert rows[2][-1] == f"lossy ({lines[2]['regret_per_token']:.2f} nats)"
     assert footnotes(found)[-1].startswith("lossy: by how many nats per token")
-    with pytest.raises(ValueError, match=r"keeps drafts by minimum_block:4.*expected the exact"):
+    with pytest.raises(ValueError, match=r"keeps drafts by top_k:.*expected the exact"):
         strategy_of(settings[2])

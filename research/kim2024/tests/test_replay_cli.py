@@ -206,7 +206,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         "--task", "cnndm", "--data", str(folder / "news.jsonl"),
         "--max-new-tokens", "12", "--top-k", "8", "--num-drafts", "4", "--max-nodes", "9",
         "--alphas", "0.2,0.6", "--live", "2",
-        "--accept", "minimum_block:3", "--accept", "top_k:1", "--accept-texts", "2",
+        "--accept", "top_k:9", "--accept", "top_k:1", "--accept-texts", "2",
     ]  # fmt: skip
     assert main(arguments) == 0
     printed = capsys.readouterr().out
@@ -251,7 +251,7 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         assert relative["neural"]["parameter_gb"] == pytest.approx(ratio - 1.0)
         assert task["texts"] + task["texts_held_out"] in (SENTENCES, 6)
         exact, forced, strict = task["acceptance"]
-        assert [line["rule"] for line in task["acceptance"]][1:] == ["minimum_block:3", "top_k:1"]
+        assert [line["rule"] for line in task["acceptance"]][1:] == ["top_k:9", "top_k:1"]
         assert (exact["texts"], exact["same_texts"], strict["same_texts"]) == (2, 2, 2)
         assert forced["relaxed_share"] >= exact["relaxed_share"] == exact["regret"] == 0.0
         assert forced["block_efficiency"] >= exact["block_efficiency"]

@@ -6,8 +6,6 @@ from lattice_bpd.verify.acceptance.parse import parse_acceptance
 from lattice_bpd.verify.acceptance.relaxed import RelaxedAcceptance, RelaxedSelector
 from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
 from lattice_bpd.verify.acceptance.rules import (
-    Distance,
-    MinimumBlock,
     SpecDecPlusPlus,
     TopKMatch,
     Typical,
@@ -22,9 +20,7 @@ from lattice_bpd.verify.acceptance.warp import Warp
 
 __all__ = [
     "Acceptance",
-    "Distance",
     "Exact",
-    "MinimumBlock",
     "Rejection",
     "RejectionSelector",
     "RelaxedAcceptance",

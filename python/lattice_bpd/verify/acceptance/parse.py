@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from typing import cast
 
-from lattice_bpd.verify.acceptance.relaxed import RelaxedAcceptance
 from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
 from lattice_bpd.verify.acceptance.rules import (
-    Distance,
-    MinimumBlock,
     SpecDecPlusPlus,
     TopKMatch,
     Typical,
@@ -23,14 +19,13 @@ Maker = Callable[..., Acceptance]
 def parse_acceptance(text: str) -> Acceptance:
     """The rule that a text names.
 
-        exact      top_k:4      distance:2      typical:0.09,0.3      specdec++:3,1.0
-        minimum_block:3      minimum_block:3,specdec++:3,1.0
+        exact      top_k:4      typical:0.09,0.3      specdec++:3,1.0
         sampled:0.8,top_p=0.95,seed=1      rejection:0.8
 
     Args:
         text: name, then a colon and its numbers; the last ones are optional where the rule has
-            defaults. The length of minimum_block may be followed by an inner rule. Sampling rules
-            also take top_k=, top_p=, min_p= and seed=, and rejection takes lenience=.
+            defaults. Sampling rules also take top_k=, top_p=, min_p= and seed=, and rejection takes
+            lenience=.
 
     Returns:
         The rule; `str` of it gives the text again.
@@ -47,10 +42,6 @@ def parse_acceptance(text: str) -> Acceptance:
         )
     make, kinds, needed, example = _RULES[name]
     words = rest.split(",") if rest else []
-    inner = []
-    if name == MinimumBlock.name and len(words) > 1:
-        inner.append(cast("RelaxedAcceptance | Exact", parse_acceptance(",".join(words[1:]))))
-        words = words[:1]
     named = [word.partition("=")[::2] for word in words if "=" in word]
     words = [word for word in words if "=" not in word]
     if not needed <= len(words) <= len(kinds):
@@ -62,7 +53,7 @@ def parse_acceptance(text: str) -> Acceptance:
     try:
         numbers = [kind(word) for kind, word in zip(kinds, words, strict=False)]
         options = {key: _SAMPLING.get(key, str)(value) for key, value in named}
-        return make(*numbers, *inner, **options)
+        return make(*numbers, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"acceptance: {text!r}: {error}; such as {example}") from error
 
@@ -71,8 +62,6 @@ def parse_acceptance(text: str) -> Acceptance:
 _RULES: dict[str, tuple[Maker, Sequence[Callable[[str], float]], int, str]] = {
     Exact.name: (Exact, (), 0, "exact"),
     TopKMatch.name: (TopKMatch, (int,), 1, "top_k:4"),
-    Distance.name: (Distance, (float,), 1, "distance:2"),
-    MinimumBlock.name: (MinimumBlock, (int,), 1, "minimum_block:3"),
     SpecDecPlusPlus.name: (SpecDecPlusPlus, (int, float), 0, "specdec++:3,1.0"),
     Typical.name: (Typical, (float, float), 0, "typical:0.09,0.3"),
     Sampled.name: (Sampled, (float,), 0, "sampled:0.8,top_p=0.95,seed=1"),

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lattice_bpd.verify.acceptance.relaxed import (
     RelaxedAcceptance,
     check_count,
     check_number,
 )
-from lattice_bpd.verify.acceptance.rule import Exact
 from lattice_bpd.verify.greedy import FloatRow
-from lattice_bpd.verify.verification import DraftCandidates
 
 
 @dataclass(frozen=True)
@@ -43,47 +40,6 @@ class TopKMatch(RelaxedAcceptance):
         """See RelaxedAcceptance."""
         passing = among_best(row, token_ids, self.k)
         return [token in passing for token in token_ids]
-
-
-@dataclass(frozen=True)
-class Distance(RelaxedAcceptance):
-    """Accept a draft token near the target's argmax (Stern et al. 2018, section 5.2).
-
-    For ordered tokens, such as pixel intensities: |a - b| <= epsilon.
-
-    Args:
-        epsilon: largest distance, 0 or more; 0 is the exact rule.
-        values: (V,) the value of each token; None: its id.
-
-    Raises:
-        ValueError: epsilon is negative or no number, or values are no row of numbers.
-    """
-
-    epsilon: float
-    values: npt.NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    name: ClassVar[str] = "distance"
-    guarantee: ClassVar[str] = "every token is within epsilon of the target's argmax there"
-
-    def __post_init__(self) -> None:
-        check_number("Distance", "epsilon", self.epsilon, 0.0)
-        if self.values is not None:
-            object.__setattr__(self, "values", _value_row(self.values))
-
-    def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> list[bool]:
-        """See RelaxedAcceptance.
-
-        Raises:
-            ValueError: values are not as many as the logits.
-        """
-        if self.values is None:
-            return [abs(token - best) <= self.epsilon for token in token_ids]
-        if len(self.values) != len(row):
-            raise ValueError(
-                f"Distance: found {len(self.values)} values for {len(row)} logits; expected one "
-                "for each token of the target's vocabulary"
-            )
-        near = np.abs(self.values[list(token_ids)] - self.values[best]) <= self.epsilon
-        return near.tolist()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -164,58 +120,6 @@ class Typical(RelaxedAcceptance):
         return [prob > least for prob in probs]
 
 
-@dataclass(frozen=True)
-class MinimumBlock(RelaxedAcceptance):
-    """Output at least `length` tokens per call (Stern et al. 2018, section 5.3).
-
-    A block includes its first token, which is the target's own, so a minimum of l forces the first
-    l - 1 draft tokens of a call. Where the inner rule accepts none of the candidates, the first of
-    them is forced; where drafts are shorter, so is the block.
-
-    Args:
-        length: tokens of a block, 1 or more; with 1 only the inner rule applies.
-        rule: the inner rule, Exact or any relaxed rule.
-
-    Raises:
-        TypeError: length is not an int, or rule is another kind of object.
-        ValueError: length is below 1.
-    """
-
-    length: int
-    rule: RelaxedAcceptance | Exact = field(default_factory=Exact)
-    name: ClassVar[str] = "minimum_block"
-    guarantee: ClassVar[str] = (
-        "every call outputs length tokens or more if its drafts are long enough; forced tokens "
-        "have no guarantee, all others that of the inner rule"
-    )
-
-    def __post_init__(self) -> None:
-        check_count("MinimumBlock", "length", self.length)
-        rule: Any = self.rule
-        if not isinstance(rule, (Exact, RelaxedAcceptance)):
-            raise TypeError(
-                f"MinimumBlock: rule is a {type(rule).__name__}; expected Exact or a relaxed rule, "
-                "since forced tokens are neither samples nor argmax"
-            )
-
-    def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> Sequence[bool]:
-        """See RelaxedAcceptance; the inner rule decides."""
-        if isinstance(self.rule, Exact):
-            return [False] * len(token_ids)
-        return self.rule.admits(row, best, token_ids)
-
-    def pick(self, row: FloatRow, best: int, candidates: DraftCandidates) -> int:
-        """See RelaxedAcceptance."""
-        token = best if isinstance(self.rule, Exact) else self.rule.pick(row, best, candidates)
-        forced = candidates.depth + 1 < self.length and len(candidates.token_ids) > 0
-        return candidates.token_ids[0] if forced and token not in candidates.token_ids else token
-
-    def __str__(self) -> str:
-        """See RelaxedAcceptance; the inner rule follows unless it is the exact one."""
-        inner = "" if isinstance(self.rule, Exact) else f",{self.rule}"
-        return f"{self.name}:{self.length}{inner}"
-
-
 def among_best(row: FloatRow, token_ids: Sequence[int], count: int) -> set[int]:
     """The tokens that are among the top `count` by logit, then by smaller id."""
     best = set()
@@ -225,14 +129,3 @@ def among_best(row: FloatRow, token_ids: Sequence[int], count: int) -> set[int]:
             break  # all following tokens rank lower
         best.add(token)
     return best
-
-
-def _value_row(values: Any) -> npt.NDArray[np.float64]:
-    row = np.asarray(values, np.float64)
-    finite = bool(np.isfinite(row).all())
-    if row.ndim != 1 or not finite:
-        problem = f"shape {row.shape}" if finite else "NaN or infinity among them"
-        raise ValueError(
-            f"Distance: values have {problem}; expected (V,) finite numbers, one for each token"
-        )
-    return row
