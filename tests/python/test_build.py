@@ -44,7 +44,7 @@ def test_build_writes_a_drafter_that_decodes(
 ) -> None:
     assert build(folder, "--keep-heads", "--epochs", "1") == 0
     printed = capsys.readouterr().out
-    assert "4 of 4 texts equal" in printed
+    assert "5 of 5 texts equal" in printed
     assert "| heads |" in printed
     assert (folder / "out" / "README.md").read_text().strip() in printed
     content = json.loads((folder / "out" / "drafter.json").read_text())
@@ -169,8 +169,11 @@ def test_a_source_is_used_if_its_gain_is_certain() -> None:
     assert not choice.heads
     assert choice.gain.low > 1.0
     assert choice.tokens_per_call > 3.0
+    chain = choose_sources(VOCAB, sources[1:2], fitting, held_out, times, 0.0, is_chain=True)
+    assert chain.lms == [useful]
+    assert choice.tokens_per_call >= chain.tokens_per_call > 3.0
     # the expected seconds are those of the replayed calls
-    seconds = choice_module._Measured(VOCAB, [], fitting, held_out, times, 0.0)
+    seconds = choice_module._Measured(VOCAB, [], fitting, held_out, times, times, False)
     assert sum(seconds.seconds) >= sum(seconds.calls) * times[0]
 
 

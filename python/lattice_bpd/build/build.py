@@ -13,13 +13,14 @@ import torch
 from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import write_text
-from lattice_bpd.build.call_costs import interpolate_costs, measure_costs
-from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
+from lattice_bpd.build.call_costs import interpolate_costs, measure_costs, read_costs
+from lattice_bpd.build.choice import MAX_NODES, OWN_SECONDS, Source, choose_sources
 from lattice_bpd.build.folder import write_folder
 from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
 from lattice_bpd.build.live import decode_live
 from lattice_bpd.build.plan import make_plan
 from lattice_bpd.build.report import BuildResult, describe_drafter
+from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.mixture import KnownText
 from lattice_bpd.lm.ngram import NGramLM
@@ -29,7 +30,7 @@ from lattice_bpd.models.stop_tokens import find_stop_tokens
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.openai_server import OpenAIServer
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
-from lattice_bpd.train.responses.prompts import Chat, read_chats
+from lattice_bpd.train.responses.prompts import Chat, encode_prompt, read_chats
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.train.vocabulary_heads.states import read_states
@@ -45,7 +46,7 @@ from lattice_bpd.watcher import Watcher
 _TOP_K = 16  # candidates of each slot of the heads
 _COST_SIZES = (0, 1, 2, 4, 8, 16, 32, MAX_NODES)
 _COST_ROUNDS = 7
-_CHECKED = 16  # responses from elsewhere that are compared with the model
+_CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
 _OWN = 0.9  # share of their tokens below which they are not the model's own
 _BYTES_A_TURN = 0.95  # of the size that pruning aims at, since bytes per n-gram vary
 
@@ -83,6 +84,8 @@ def build_drafter(
         FormatError: a file of another format.
     """
     clock = _Clock()
+    if job.costs is not None:
+        read_costs(job.costs)  # before the work
     chats = [chat for file in job.prompts for chat in read_chats(file)]
     given = [chat for file in job.responses for chat in read_chats(file)]
     if len(chats) + len(given) < FEWEST_CHATS:
@@ -95,6 +98,7 @@ def build_drafter(
         chats = chats[: _fitting_count(model, tokenizer, chats, job)]
         clock.lap("probe")
     job.output.mkdir(parents=True, exist_ok=True)
+    drafting = _check_drafting(model, tokenizer, [*chats, *given][0], job)
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
     exchanges, notes = _read_responses(model, tokenizer, chats, given, job, stops, watcher)
     clock.lap("responses")
@@ -106,7 +110,6 @@ def build_drafter(
         raise ValueError(
             "build: too few prompts fit into the model's positions; expected shorter ones"
         )
-    drafting = DraftingModel(model)
     lm = _train_lm(job, drafting.vocab_size, [exchanges[n].response for n in training])
     clock.lap("LM")
     heads, accuracy = None, None
@@ -116,7 +119,7 @@ def build_drafter(
             model, exchanges, training, fitting, held_out, job, watcher
         )
         clock.lap("heads")
-    call_seconds = _measure_calls(drafting, watcher)
+    call_seconds = _measure_calls(drafting, job, watcher)
     clock.lap("costs")
     texts = [
         KnownText([*one.prompt, *one.response], len(one.prompt), candidates.get(n))
@@ -129,6 +132,8 @@ def build_drafter(
     choice = choose_sources(
         drafting.vocab_size, sources, [texts[n] for n in fitting], [texts[n] for n in held_out],
         call_seconds, 0.0 if heads is None else _time_heads(model, heads),
+        own_seconds=OWN_SECONDS if job.costs is None else 0.0,
+        is_chain=job.costs is not None or drafting.target.is_recurrent,
     )  # fmt: skip
     clock.lap("choice")
     counts = {
@@ -260,8 +265,26 @@ def _train_heads(
     return heads, accuracy, candidates
 
 
-def _measure_calls(drafting: DraftingModel, watcher: Watcher) -> Any:
+def _check_drafting(
+    model: PreTrainedModel, tokenizer: Any, chat: Chat, job: BuildJob
+) -> DraftingModel:
+    """Raises ValueError for a model that refuses drafting, before anything is generated."""
+    prompt = encode_prompt(
+        tokenizer, chat.messages[: chat.prompt_ends()[0]], chat.location, chat=job.chat
+    )
+    try:
+        drafting = DraftingModel(model)
+        drafting.require_causal("build")
+        generate(model, prompt[:_CHECKED], max_new_tokens=4)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return drafting
+
+
+def _measure_calls(drafting: DraftingModel, job: BuildJob, watcher: Watcher) -> Any:
     """(MAX_NODES + 1,) float64, seconds of a call of the target by its draft tokens."""
+    if job.costs is not None:
+        return interpolate_costs(read_costs(job.costs), range(MAX_NODES + 1)) / 1e3
     watcher.begin("costs", _COST_ROUNDS + 1)
     costs = measure_costs(drafting, _COST_SIZES, _COST_ROUNDS, watcher.advance)
     watcher.end()

@@ -17,6 +17,7 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.text_input import read_text
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.recurrent import RecurrentCache
 from lattice_bpd.verify.stacked_cache import StackedCache
 from lattice_bpd.verify.verification import verify_trees
 
@@ -103,9 +104,15 @@ def measure_costs(
         new_cache = _cache_maker(model, context)
         for _ in range(rounds + 1):
             for size in sizes:
-                drafts = [[token % model.vocab_size] for token in range(size)]
-                tree = PrefixTree.from_drafts(1, drafts)
-                state = BatchCache(StackedCache.from_cache(new_cache(), size + 2))
+                draft = token_text(model.vocab_size, size)
+                drafts = [draft] if model.target.is_recurrent else [[token] for token in draft]
+                tree = PrefixTree.from_drafts(1, drafts if draft else [])
+                cache = new_cache()
+                state: Any = (
+                    RecurrentCache(cache, context)
+                    if model.target.is_recurrent
+                    else BatchCache(StackedCache.from_cache(cache, size + 2) or cache)
+                )
                 start = now(model)
                 verify_trees(model.target, state, [tree], layout="auto")
                 times[size].append(1e3 * (now(model) - start))
@@ -128,7 +135,9 @@ def _cache_maker(model: DraftingModel, context: int) -> Callable[[], Any]:
     if target.decoder_prompt is None:
         prompt = torch.tensor([token_text(model.vocab_size, context)], device=model.device)
         _, cache = target.read_prompts(prompt)
-        return lambda: cache
+        if not target.is_recurrent and StackedCache.from_cache(cache, 0) is not None:
+            return lambda: cache  # calls get a copy
+        return lambda: target.read_prompts(prompt)[1]
     source = target.encode([token_text(target.source_vocab_size, context)])
     prompt = torch.tensor([target.decoder_prompt], device=model.device)
     return lambda: target.read_prompts(prompt, source=source)[1]

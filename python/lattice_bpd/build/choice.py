@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.build.bootstrap import Interval, compare_paired
+from lattice_bpd.build.job import FEWEST_TEXTS
 from lattice_bpd.draft.gates import Gates
 from lattice_bpd.draft.mixture import KnownText, fit_to_texts, make_mixture, replay_text
 from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NODES = 64  # draft tokens of a call whose size is chosen by cost
-_OWN_SECONDS = 3e-4  # of a step, besides the call of the target and the heads
-_FEWEST_TEXTS = 5  # below, an interval says nothing
+OWN_SECONDS = 3e-4  # of a step, besides the call of the target and the heads
 
 
 @dataclass
@@ -76,6 +76,9 @@ def choose_sources(
     held_out: Sequence[KnownText],
     call_seconds: npt.NDArray[np.float64],
     head_seconds: float,
+    *,
+    own_seconds: float = OWN_SECONDS,
+    is_chain: bool = False,
 ) -> Choice:
     """The text so far, and of the sources in this order those whose gain is certain.
 
@@ -86,21 +89,26 @@ def choose_sources(
         held_out: responses to measure, likewise.
         call_seconds: (MAX_NODES + 1,) float64, time of a call by its draft tokens.
         head_seconds: time of a call of the heads.
+        own_seconds: of a step, besides both.
+        is_chain: whether the engine verifies a single path.
 
     Returns:
-        The choice. A source is used if the interval of its gain is above 0, or the gain itself
-        with fewer than 5 held-out responses.
+        The choice. A source is used if the interval of its gain is above 0; with fewer than 5
+        held-out responses there is no interval, and none is used but those to keep.
     """
+
+    def measure(sources: list[Source]) -> _Measured:
+        heads = any(source.lm is None for source in sources)
+        times = call_seconds + own_seconds + heads * head_seconds
+        return _Measured(vocab_size, sources, fitting, held_out, call_seconds, times, is_chain)
+
     used: list[Source] = []
-    current = _Measured(vocab_size, used, fitting, held_out, call_seconds, head_seconds)
+    current = measure(used)
     steps = []
     for source in sources:
-        trial = _Measured(
-            vocab_size, [*used, source], fitting, held_out, call_seconds, head_seconds
-        )
+        trial = measure([*used, source])
         gain = compare_paired(trial.tokens, trial.seconds, current.seconds).gain
-        least = gain.low if len(held_out) >= _FEWEST_TEXTS else gain.value
-        is_used = source.keep or least > 0.0
+        is_used = source.keep or (gain.low > 0.0 and len(held_out) >= FEWEST_TEXTS)
         steps.append(Step(source.name, gain, is_used))
         if is_used:
             used, current = trial.sources, trial
@@ -125,7 +133,8 @@ class _Measured:
         fitting: Sequence[KnownText],
         held_out: Sequence[KnownText],
         call_seconds: npt.NDArray[np.float64],
-        head_seconds: float,
+        times: npt.NDArray[np.float64],
+        is_chain: bool,
     ) -> None:
         self.sources = sources
         lms = [source.lm for source in sources if source.lm is not None]
@@ -140,10 +149,9 @@ class _Measured:
         mixture = make_mixture(
             vocab_size, lms, heads=heads, text=True, store=None, gates=self.gates
         )
-        times = call_seconds + _OWN_SECONDS + heads * head_seconds
         self.tokens, self.calls, self.seconds = [], [], []
         for text in seen(held_out):
-            result = replay_text(mixture, text, max_nodes=MAX_NODES, times=times)
+            result = replay_text(mixture, text, max_nodes=MAX_NODES, times=times, is_chain=is_chain)
             self.tokens.append(result.tokens)
             self.calls.append(result.calls)
             self.seconds.append(float(times[result.sizes].sum()) + float(call_seconds[0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from lattice_bpd.build.choice import Choice
@@ -39,7 +40,10 @@ def write_folder(
         for name in (VOCABULARY_FILES.config_name, VOCABULARY_FILES.weights_name):
             (folder / name).unlink(missing_ok=True)
     else:
-        heads.save_pretrained(folder, model)
+        try:
+            heads.save_pretrained(folder, model)
+        except SafetensorError as error:  # such as a full disk
+            raise OSError(f"{folder}: the heads cannot be written ({error})") from error
     config = DraftConfig(
         "mixture", sources=(*(["heads"] if heads else []), *(["lm"] if lms else []), "text")
     )

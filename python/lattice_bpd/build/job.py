@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 FEWEST_CHATS = 3  # one each to train on, to fit the gates to and to measure
+FEWEST_TEXTS = 5  # to measure; below, an interval says nothing
 _HELD_OUT = 0.1  # of the conversations, to measure; as many to fit the gates
 
 
@@ -28,6 +29,8 @@ class BuildJob:
         smoothing: of it.
         max_bytes: size that it is pruned to; None: as it is.
         lms: files of further n-gram LMs over the model's token ids.
+        costs: file of the times of another engine's steps, see `read_costs`; it verifies a single
+            path. None: measured here.
         heads: whether to train draft heads.
         epochs: of the heads' training.
         keep_heads: keep the heads whatever they gain.
@@ -47,6 +50,7 @@ class BuildJob:
     smoothing: str = "modified_kneser_ney"
     max_bytes: int | None = None
     lms: tuple[Path, ...] = ()
+    costs: Path | None = None
     heads: bool = False
     epochs: float = 8.0
     keep_heads: bool = False
@@ -62,5 +66,5 @@ def split_chats(chats: Sequence[int]) -> tuple[set[int], set[int], set[int]]:
         chats: indices of conversations.
     """
     order = np.random.default_rng(1).permutation(np.array(chats, int)).tolist()
-    count = max(1, round(_HELD_OUT * len(order)))
+    count = max(1, round(_HELD_OUT * len(order)), min(FEWEST_TEXTS, len(order) // 3))
     return set(order[2 * count :]), set(order[count : 2 * count]), set(order[:count])

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from lattice_bpd.build.bootstrap import Interval
 from lattice_bpd.build.choice import Choice
+from lattice_bpd.build.job import FEWEST_TEXTS
 from lattice_bpd.build.live import LiveResult
 
 
@@ -41,6 +42,11 @@ def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
         has_heads: whether heads were trained.
     """
     counts, live = result.counts, result.live
+    advice = []
+    if live.prompts < FEWEST_TEXTS:
+        advice.append("These are too few to measure gains; give more prompts.")
+    elif live.gain.low <= 0.0:
+        advice.append("An interval that includes 0 is not a certain gain.")
     lines = [
         f"# Drafter for {model}",
         "",
@@ -54,6 +60,7 @@ def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
         f"On {live.prompts} held-out prompts: {live.tokens_per_second:.1f} tokens/s, "
         f"{_percent(live.gain)} against `model.generate`; {live.tokens_per_call:.2f} tokens per "
         f"call; {live.equal} of {live.prompts} texts equal to its greedy ones.",
+        *advice,
         "",
         "| source | gain in tokens/s, expected on held-out responses | |",
         "|---|---|---|",
@@ -75,5 +82,5 @@ def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
 
 def _percent(gain: Interval) -> str:
     """+12 % (+3 to +21)."""
-    value, low, high = (f"{100 * one:+.0f}" for one in (gain.value, gain.low, gain.high))
+    value, low, high = (f"{round(100 * one):+d}" for one in (gain.value, gain.low, gain.high))
     return f"{value} % ({low} to {high})"

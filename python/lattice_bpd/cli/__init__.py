@@ -92,7 +92,8 @@ def _describe(error: Exception) -> str:
         return str(error)
     system = os.strerror(error.errno)
     if not str(error.strerror).endswith(system):
-        return str(error)
+        is_whole = str(error.filename) in str(error.strerror)
+        return str(error.strerror if is_whole else error)
     reasons = {
         errno.ENOENT: "no such file or folder; check the path",
         errno.EISDIR: "is a folder; expected a file",

@@ -71,6 +71,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--max-size", type=_parse_size, metavar="SIZE", help="of it, such as 4M: prunes it")
     add("--epochs", type=float, metavar="X", help="of the heads' training (default 8)")
     add("--batch-size", type=int, metavar="B", help="responses at a time (default 64)")
+    add(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="JSON with milliseconds of a step of the engine "
+        'that will serve, by draft tokens, such as {"0": 21.5, "4": 24}, instead of times measured '
+        "here",
+    )
     add("--time", type=_parse_time, metavar="TIME", help="such as 20m: uses as many prompts as fit")
     add("--dry-run", action="store_true", help="print times and sizes, from a probe of the model")
     parser.set_defaults(run=run)
@@ -85,6 +93,7 @@ def run(args: argparse.Namespace) -> None:
         ImportError: an extra is missing.
     """
     from lattice_bpd.cli.files import find_model, load_causal_lm
+    from lattice_bpd.cli.heads_option import has_encoder_decoder
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.extras import require
 
@@ -92,6 +101,11 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("build: no prompts; expected --prompts FILE, or --responses FILE")
     console = make_console()
     directory = find_model(args.model)
+    if has_encoder_decoder(directory):
+        raise ValueError(
+            f"build: {args.model} is an encoder-decoder; expected a causal LM "
+            "(lattice-bpd-translation decodes encoder-decoders)"
+        )
     job = _make_job(args)
     if job.output.exists() and not job.output.is_dir():
         raise NotADirectoryError(f"{job.output} is a file; expected a folder to write")
@@ -111,6 +125,9 @@ def run(args: argparse.Namespace) -> None:
     watcher = ConsoleWatcher(console, _TITLES)
     try:
         result = build_drafter(model, tokenizer, job, watcher)
+    except KeyboardInterrupt:
+        console.print(f"{job.output} keeps what was generated; the same command continues")
+        raise
     finally:
         watcher.close()
     console.print(describe_drafter(result, args.model, job.heads))
@@ -130,6 +147,7 @@ def _make_job(args: argparse.Namespace) -> BuildJob:
         server_model=args.server_model,
         chat=not args.no_chat,
         max_bytes=args.max_size,
+        costs=args.costs,
         lms=tuple(args.lm or ()),
         heads=args.heads or args.keep_heads,
         keep_heads=args.keep_heads,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +60,7 @@ def read_states(
     if not done:
         path.unlink(missing_ok=True)
     count = int(offsets[-1])
+    _allocate(path, 2 * count * width)
     states = torch.from_file(str(path), shared=True, size=count * width, dtype=torch.bfloat16)
     states = states.view(count, width)
     batches = _batches(exchanges)[done:]
@@ -73,6 +76,18 @@ def read_states(
                 write_json(state, {"key": key, "done": done + number + 1})
     watcher.end()
     return states
+
+
+def _allocate(path: Path, size: int) -> None:
+    """Disk space for a file that is mapped: without it writing would end the process."""
+    with path.open("ab") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+                return  # a file system without it
+            path.unlink()
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
 
 
 def _read(lm: BlockwiseLM, exchanges: Sequence[Exchange], batch: list[int]) -> list[Tensor]:

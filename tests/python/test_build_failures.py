@@ -1,0 +1,195 @@
+"""What ends `lattice-bpd build` early: one clear line, nothing generated is lost, it continues."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from lattice_bpd.build import build as build_module
+from lattice_bpd.build.bootstrap import Interval
+from lattice_bpd.build.choice import Choice, Step
+from lattice_bpd.build.live import LiveResult
+from lattice_bpd.build.report import BuildResult, describe_drafter
+from lattice_bpd.cli import main
+from lattice_bpd.cli.progress import ConsoleWatcher
+from lattice_bpd.draft.gates import Gates
+from target_models import build_target
+from test_responses import chat_tokenizer
+
+HEADS = ("--keep-heads", "--epochs", "1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path, "llama")
+
+
+def make_folder(folder: Path, kind: str, count: int = 30) -> Path:
+    build_target(kind).save_pretrained(folder / "model")
+    chat_tokenizer().save_pretrained(folder / "model")
+    write_prompts(folder, [f"Hi w{n}" for n in range(10, 10 + count)])
+    return folder
+
+
+def write_prompts(folder: Path, prompts: list[str]) -> None:
+    (folder / "prompts.json").write_text(json.dumps(prompts))
+
+
+def build(folder: Path, *options: str) -> int:
+    return main([
+        "build", str(folder / "model"), "--prompts", str(folder / "prompts.json"), "-o",
+        str(folder / "out"), "--max-new-tokens", "12", *options,
+    ])  # fmt: skip
+
+
+def stored(folder: Path) -> list[str]:
+    return (folder / "out" / "responses.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("stage", ["responses", "states", "heads", "costs", "live"])
+def test_an_interrupt_at_any_stage(
+    stage: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, advance, stages = ConsoleWatcher.begin, ConsoleWatcher.advance, [""]
+
+    def note(self: ConsoleWatcher, name: str, total: int | None = None) -> None:
+        stages.append(name)
+        begin(self, name, total)
+
+    def interrupt(self: ConsoleWatcher, *args: Any, **options: Any) -> None:
+        advance(self, *args, **options)
+        if stages[-1] == stage and self._done == min(3, self._total):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ConsoleWatcher, "begin", note)
+        patched.setattr(ConsoleWatcher, "advance", interrupt)
+        assert build(folder, *HEADS) == 130
+    captured = capsys.readouterr()
+    assert captured.err == "lattice-bpd: interrupted\n"
+    assert captured.out.endswith("out keeps what was generated; the same command continues\n")
+    before = stored(folder)
+    assert len(before) == (3 if stage == "responses" else 30)
+    assert build(folder, *HEADS) == 0
+    assert stored(folder)[: len(before)] == before
+    assert len(stored(folder)) == 30
+    assert (folder / "out" / "heads.safetensors").exists()
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file can be longer than `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("size", "file"), [(2000, "responses.jsonl"), (15_000, "states.bin"), (30_000, "heads")]
+)
+def test_a_full_disk(
+    size: int, file: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with full_disk(size):
+        assert build(folder, *HEADS) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert file in line
+    before = stored(folder)
+    assert 5 < len(before) <= 30
+    assert (len(before) == 30) == (file != "responses.jsonl")
+    assert not (folder / "out" / "drafter.json").exists()
+    assert build(folder, *HEADS) == 0
+    assert stored(folder)[: len(before)] == before
+
+
+def test_a_model_that_refuses_drafting(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TypeError("generate: this model is not supported")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(build_module, "generate", refuse)
+        assert build(folder) == 2
+    assert capsys.readouterr().err == "lattice-bpd: error: generate: this model is not supported\n"
+    assert not (folder / "out" / "responses.jsonl").exists()  # before any work
+    config = transformers.T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2,
+                                   d_kv=8, decoder_start_token_id=0)  # fmt: skip
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder / "model")
+    assert build(folder) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is an encoder-decoder; expected a causal LM" in line
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2", "mistral"])
+def test_models_whose_cache_is_of_another_kind(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(make_folder(tmp_path, kind)) == 0
+    assert "5 of 5 texts equal to its greedy ones" in capsys.readouterr().out
+
+
+def test_three_prompts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_prompts(folder, ["Hi w10", "Hi w11", "Hi w12"])
+    assert build(folder) == 0
+    out = capsys.readouterr().out
+    assert "too few to measure gains" in out
+    assert "| left out |" in out
+    assert json.loads((folder / "out" / "drafter.json").read_text())["sources"] == ["text"]
+
+
+def test_prompts_longer_than_the_positions(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = " ".join(["w20"] * 300)  # of 96 positions
+    write_prompts(folder, [f"Hi w{n}" for n in range(10, 40)] + [longer] * 3)
+    assert build(folder) == 0
+    assert "3 prompts are left out: 3 longer than the model's positions" in capsys.readouterr().out
+    write_prompts(folder, [longer] * 4)
+    assert build(folder) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "all 4 prompts fill the 96 positions of the target; expected shorter ones" in line
+
+
+def test_costs_of_another_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = folder / "costs.json"
+    gains = []
+    for times in ({"0": 20.0, "64": 20.0}, {"0": 1.0, "1": 90.0}):
+        costs.write_text(json.dumps(times))
+        assert build(folder, "--costs", str(costs)) == 0
+        out = capsys.readouterr().out
+        assert "time of calls" not in out  # not measured
+        gains.append(re.findall(r"all used \| ([+-]\d+) % \(([+-]\d+) to ([+-]\d+)\)", out)[0])
+    assert int(gains[0][0]) > 0  # drafts cost nothing
+    assert gains[1] == ("+0", "+0", "+0")  # nothing is drafted
+    costs.write_text("{}")
+    responses = folder / "out" / "responses.jsonl"
+    responses.unlink()
+    assert build(folder, "--costs", str(costs)) == 2
+    assert "costs.json: not a cost curve" in capsys.readouterr().err
+    assert not responses.exists()  # before any work
+
+
+def test_the_report_names_what_is_left_out() -> None:
+    gates = Gates.default(["text"])
+    steps = [
+        Step("n-gram LM of own responses", Interval(0.3, 0.2, 0.4), True),
+        Step("heads", Interval(0.04, -0.01, 0.09), False),
+    ]
+    choice = Choice([], False, gates, steps, Interval(0.3, 0.2, 0.4), 2.0)
+    live = LiveResult(20, 20, 2.0, 50.0, Interval(0.1, -0.02, 0.3))
+    counts = {"conversations": 100, "responses": 80, "tokens": 900}
+    text = describe_drafter(BuildResult(counts, choice, [0.5], live, {}, []), "m", True)
+    assert "| heads | +4 % (-1 to +9) | left out; --keep-heads keeps them |" in text
+    assert "An interval that includes 0 is not a certain gain." in text
