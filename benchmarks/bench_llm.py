@@ -170,7 +170,7 @@ def _milliseconds(value: float | None) -> str:
 
 
 def load_sources(args: argparse.Namespace) -> dict[str, Any]:
-    """The n-gram LM and the heads that are given."""
+    """The n-gram LM, the heads and the built drafter that are given."""
     sources: dict[str, Any] = {}
     folder = args.drafter or (None if args.model else DRAFTER)
     lm = args.lm or next(iter(sorted(folder.glob("*.lm")) if folder else []), None)
@@ -182,6 +182,8 @@ def load_sources(args: argparse.Namespace) -> dict[str, Any]:
         from lattice_bpd.models import load_heads
 
         sources["heads"] = load_heads(args.heads or folder)
+    if folder and (folder / "drafter.json").is_file():
+        sources["drafter"] = folder
     return sources
 
 

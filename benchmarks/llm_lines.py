@@ -6,13 +6,14 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from peer_drafters import CallCounter, generate_with_transformers
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from lattice_bpd.decode import generate
+from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd.decode.state.heads import HiddenStateHeads, as_draft_heads
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.lattice.lattice_input import LatticeInput
@@ -26,6 +27,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
 }
 HEADS_CHAIN = "transformers assisted, heads"
+BUILT = "drafter of the folder"
 LLAMA_CPP = {"llama.cpp greedy": None, "llama.cpp prompt lookup": 10}  # draft tokens
 
 
@@ -108,7 +110,7 @@ def make_lines(
 
     Args:
         model: a causal LM of `transformers`.
-        sources: "lm" and "heads", if there are any.
+        sources: "lm", "heads" and "drafter", the folder of a built drafter, if there are any.
         quick: fewer of our lines.
     """
     lines = [Line(name, _transformers(model, options)) for name, options in PEERS.items()]
@@ -130,6 +132,9 @@ def make_lines(
         elif ours.quick or not quick:
             given = {source: sources[source] for source in ours.sources}
             lines.append(Line(name, _ours(model, ours, given), counts_calls=True))
+    if "drafter" in sources:
+        built = _built(model, sources["drafter"], sources.get("heads"))
+        lines.append(Line(BUILT, built, counts_calls=True))
     return lines, skipped
 
 
@@ -243,10 +248,19 @@ def _heads_chain(model: Any, heads: HiddenStateHeads) -> Decode:
 
 
 def _ours(model: Any, ours: Ours, given: dict[str, Any]) -> Decode:
+    return _by_generate(model, ours.strategy, {**given, **ours.options})
+
+
+def _built(model: Any, folder: Path, heads: Any) -> Decode:
+    """The drafter that `lattice-bpd build` chose, with its fitted weights."""
+    drafter = load_drafter(folder)
+    uses_heads = getattr(drafter, "has_heads", False)
+    return _by_generate(model, drafter, {"heads": heads} if uses_heads else {})
+
+
+def _by_generate(model: Any, drafter: Any, options: dict[str, Any]) -> Decode:
     def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
-        result = generate(
-            model, prompt, ours.strategy, max_new_tokens=tokens, **given, **ours.options
-        )
+        result = generate(model, prompt, drafter, max_new_tokens=tokens, **options)
         stats = result.stats
         return list(result.token_ids), {**stats.seconds, "calls": stats.target_calls}
 

@@ -62,19 +62,24 @@ def test_small_run(
     bench: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from lattice_bpd import NGramLM
+    from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+    from lattice_bpd.draft.config import DraftConfig
 
     path, lm = folder / "figures.json", folder / "own.lm"
     rng = np.random.default_rng(0)
     size = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
     texts = [rng.integers(1, size, 400)]
     NGramLM.train(texts, 3, vocab_size=size, smoothing="witten_bell").save(lm)
+    about = {"file": "own.lm", "order": 3, "vocab_size": size}
+    config = DraftConfig("mixture", sources=("lm", "text"))
+    DrafterFile(config, size, 0, lms=[about]).save(folder / "drafter.json")
     rows = bench.read_rows("test")
     chosen = [rows[i] for i in (0, 2, 7)]  # the last one is a chat
     too_long = {**rows[0], "id": "long", "messages": [{"role": "user", "content": "x" * 9000}]}
     chosen.insert(1, too_long)
     monkeypatch.setattr(bench, "read_rows", lambda _split: chosen)
-    arguments = ["bench_llm.py", "--model", str(folder), "--lm", str(lm), "--tokens", "12"]
-    arguments += ["--dtype", "float32"]
+    arguments = ["bench_llm.py", "--model", str(folder), "--drafter", str(folder)]
+    arguments += ["--tokens", "12", "--dtype", "float32"]
     monkeypatch.setattr(sys, "argv", [*arguments, "--json", str(path)])
     bench.main()
     printed = capsys.readouterr().out
@@ -87,6 +92,7 @@ def test_small_run(
         for sources in ("text", "text + LM")
         for size in ("16 nodes", "any size")
     ]
+    ours.append("drafter of the folder")
     assert set(results["lines"]) == {"transformers greedy", PROMPT_LOOKUP, *ours}
     for name in (*ours, PROMPT_LOOKUP):
         figures = results["lines"][name]["all"]
