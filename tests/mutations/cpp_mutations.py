@@ -82,8 +82,8 @@ MUTATIONS = [
         "the second draft token is judged by the first distribution",
         f"{LATTICE}/rejection_sampling.cc",
         "rejection_sampling_test",
-        "if (uniform * left_[index] <",
-        "if (uniform * from_.probs[index] <",
+        "if (uniform * lenience * left_[index] <",
+        "if (uniform * lenience * from_.probs[index] <",
     ),
     (
         "a rejected draft token may be accepted later",

@@ -394,8 +394,8 @@ MUTATIONS = [
         "a replayed tree ignores the temperature",
         f"{KIM}/replay/positions.py",
         TEMPERATURE,
-        "        temperature=options.temperature,\n        threads=rescorers.threads,\n",
-        "        threads=rescorers.threads,\n",
+        "max_nodes=options.tree_nodes,\n        alpha=options.alpha,\n        temperature=",
+        "max_nodes=options.tree_nodes,\n        alpha=options.alpha,\n        temperature=1.0 or ",
     ),
     (
         "an interval leaves all of the rest on each side",

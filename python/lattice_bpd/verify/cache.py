@@ -84,7 +84,7 @@ def check_cache(cache: Cache) -> None:
         cache.layers if isinstance(cache, Cache) else []
     )  # else a class of the caller
     forgets = any(getattr(cache, "is_sliding", [])) or any(
-        not isinstance(layer, _CROPPED) and not _is_empty(layer) for layer in layers
+        not isinstance(layer, _CROPPED) and not is_empty(layer) for layer in layers
     )
     if forgets or not (layers or getattr(cache, "is_croppable", True)):
         raise ValueError(
@@ -95,14 +95,14 @@ def check_cache(cache: Cache) -> None:
         )
 
 
-def _is_empty(layer: Any) -> bool:
+def is_empty(layer: Any) -> bool:
     """Whether a layer holds nothing, as where the model's layer has no attention."""
     return getattr(layer, "keys", None) is None and getattr(layer, "device", None) is None
 
 
 def _partly_filled(cache: Any) -> bool:
     """Whether some layers are empty, so that layers must be treated one by one."""
-    return isinstance(cache, Cache) and any(_is_empty(layer) for layer in cache.layers)
+    return isinstance(cache, Cache) and any(is_empty(layer) for layer in cache.layers)
 
 
 def get_width(cache: Any) -> int:
@@ -124,7 +124,7 @@ def set_width(cache: Any, width: int, now: int) -> None:
             cache.crop(width - now)
             return
         for layer in cache.layers:
-            if not _is_empty(layer):
+            if not is_empty(layer):
                 layer.crop(width - now)
 
 
@@ -163,5 +163,5 @@ def select_sequences(cache: Any, sequences: list[int]) -> None:
         cache.batch_select_indices(index)
         return
     for layer in layers:
-        if not _is_empty(layer):
+        if not is_empty(layer):
             layer.batch_select_indices(index.to(layer.keys.device))

@@ -29,7 +29,7 @@ from lattice_bpd.models.lm_call import (
     unwrap_model,
 )
 from lattice_bpd.models.model_facts import has_own_call
-from lattice_bpd.verify.cache import build_cache
+from lattice_bpd.verify.cache import build_cache, is_empty
 from lattice_bpd.verify.call_limits import (
     CallLimits,
     find_call_limits,
@@ -236,7 +236,7 @@ class CausalLMTarget:
         action = f"read {rows} prompts of {size} tokens"
         with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
             output = self._call_forward(inputs)
-        if not _is_filled(cache):
+        if all(map(is_empty, cache.layers)):
             raise ValueError(
                 f"decode: {type(self.base).__name__} left its KV cache empty, so each call would "
                 "read the whole text again; expected a decoder; set is_decoder=True and "
@@ -311,15 +311,6 @@ def build_target(model: Any) -> Any:
     if not isinstance(model, PreTrainedModel) or not model.config.is_encoder_decoder:
         return CausalLMTarget(model)
     return load_extension(TARGETS, "encoder-decoder")(model)
-
-
-def _is_filled(cache: Cache) -> bool:
-    """Whether any layer of a cache holds keys or states."""
-    layers: list[Any] = cache.layers
-    return any(
-        getattr(layer, "keys", None) is not None or getattr(layer, "device", None) is not None
-        for layer in layers
-    )
 
 
 def _check_causal(base: Any) -> PreTrainedModel:
