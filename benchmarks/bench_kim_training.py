@@ -44,8 +44,7 @@ from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.replay import record
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 from lattice_bpd_kim2024.small_models import build_small_gpt
-from lattice_bpd_kim2024.statistics.heads import measure_entropies
-from lattice_bpd_kim2024.statistics.loops import loop_share
+from lattice_bpd_kim2024.statistics import loop_share, measure_entropies
 
 RESULTS = Path(__file__).parent / "results" / "kim_training.json"
 LENGTH, BATCH, PROMPT, NEW_TOKENS, TOP_K = 256, 8, 48, 40, 16

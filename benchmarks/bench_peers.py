@@ -39,10 +39,10 @@ from peer_targets import FULL, MAX_NODES, NAMES, QUICK, Fit, Size, Target, fit, 
 from report import write_json
 
 import lattice_bpd.decode.drafters as ld
+from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.decode import decode
 from lattice_bpd_kim2024.live.compare import find_difference
-from lattice_bpd_kim2024.statistics import bootstrap_block_efficiency, compare_paired
 
 REFERENCE = "tree"  # what all lines are compared with
 

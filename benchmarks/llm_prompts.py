@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lattice_bpd_kim2024.statistics.loops import count_looping
+from lattice_bpd_kim2024.statistics import count_looping
 
 PROMPTS = Path(__file__).resolve().parent / "prompts" / "prompts.jsonl"
 COPY_WINDOW = 4

@@ -30,8 +30,8 @@ from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sou
 from lattice_bpd_kim2024.demo.model_folder import DemoModel, load_demo_model
 from lattice_bpd_kim2024.evaluate import Recording, Setting, record
 from lattice_bpd_kim2024.heads.joint import TrainOptions
-from lattice_bpd_kim2024.heads.rescorer import train_rescorer
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
+from lattice_bpd_kim2024.rescorer import train_rescorer
 from lattice_bpd_kim2024.small_models import build_small_gpt
 
 NAMES = ("demo", "stories", "block")

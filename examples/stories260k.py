@@ -52,7 +52,7 @@ from lattice_bpd_kim2024.evaluate import (
     render_table,
 )
 from lattice_bpd_kim2024.live.table import footnotes
-from lattice_bpd_kim2024.replay.settings import TREE_SETTINGS
+from lattice_bpd_kim2024.replay.strategies import TREE_SETTINGS
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 ROUND = 8  # prompts of a round of the sweep

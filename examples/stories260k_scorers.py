@@ -31,7 +31,7 @@ from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.train.ngram.distil import distil_ngram
 from lattice_bpd_kim2024.evaluate import Recording, Setting
 from lattice_bpd_kim2024.heads.joint import TrainOptions
-from lattice_bpd_kim2024.heads.rescorer import train_rescorer
+from lattice_bpd_kim2024.rescorer import train_rescorer
 from lattice_bpd_kim2024.small_models import build_small_gpt
 
 VOCAB_SIZE = 512

@@ -47,17 +47,13 @@ from transition_parts import (
 )
 from transition_results import decode_together, require_lossless
 
+from lattice_bpd.build.bootstrap import Interval, bootstrap_block_efficiency, compare_paired
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd_kim2024.evaluate import Setting
-from lattice_bpd_kim2024.statistics import (
-    Interval,
-    bootstrap_block_efficiency,
-    compare_paired,
-)
 
 LABELS = {
     "best_path": "best path", "greedy_walk": "greedy walk by scores",

@@ -17,7 +17,7 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd_kim2024.evaluate import Comparison, Setting
 from lattice_bpd_kim2024.live.compare import StrategyResult, find_difference
-from lattice_bpd_kim2024.statistics.loops import count_looping
+from lattice_bpd_kim2024.statistics import count_looping
 
 KINDS = ("unary", "pairs", "ngram", "pairs_ngram")
 ADDED = (

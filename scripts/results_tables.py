@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lattice_bpd_kim2024.lab.result_tables import line_of
-from lattice_bpd_kim2024.report.paper_figures import paper_gain
+from lattice_bpd_kim2024.lab.results import line_of
+from lattice_bpd_kim2024.report.page import paper_gain
 
 Tasks = dict[str, dict[str, Any]]
 PAPER_PERPLEXITY = {"lambada": 7.88}  # Kim et al. 2024, table 1

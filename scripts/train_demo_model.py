@@ -45,7 +45,7 @@ from lattice_bpd_kim2024.heads.frozen import FrozenOptions, train_frozen
 from lattice_bpd_kim2024.heads.joint import TrainOptions, TrainReport, train_blockwise
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.small_models import build_small_gpt, train_byte_bpe
-from lattice_bpd_kim2024.statistics.loops import loop_share
+from lattice_bpd_kim2024.statistics import loop_share
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -22,8 +22,7 @@ from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd_kim2024.demo.library_text import read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import RESCORER_FOLDER
-from lattice_bpd_kim2024.rescorer.job import RescorerJob
-from lattice_bpd_kim2024.rescorer.run import run_rescorer_job
+from lattice_bpd_kim2024.rescorer import RescorerJob, run_rescorer_job
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "examples" / "demo_model"

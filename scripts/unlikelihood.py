@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
-from lattice_bpd_kim2024.statistics.loops import find_repeats
+from lattice_bpd_kim2024.statistics import find_repeats
 
 _MOST_LIKELY = 1.0 - 1e-4  # probabilities are cut here: log(1 - p) has no gradient bound at 1
 

@@ -36,9 +36,9 @@ from results_tables import (
 if TYPE_CHECKING:
     from lattice_bpd.train.text.encoders import Encoder
     from lattice_bpd_kim2024.demo.quick import Source
-    from lattice_bpd_kim2024.lab.options import LabOptions
+    from lattice_bpd_kim2024.lab.lab import LabOptions
     from lattice_bpd_kim2024.record.write import Prompt
-    from lattice_bpd_kim2024.tasks.examples import Example
+    from lattice_bpd_kim2024.tasks import Example
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -153,7 +153,7 @@ def sample(source: Source, limit: int) -> list[dict[str, Any]]:
 
 def lab_options(name: str) -> LabOptions:
     """Options of the replays; half of the texts are for tuning."""
-    from lattice_bpd_kim2024.lab.options import LabOptions
+    from lattice_bpd_kim2024.lab.lab import LabOptions
 
     rules = RULES.get(name, ())
     return LabOptions(temperatures=(1.0, 1.5, 2.0, 3.0), max_nodes=(9, 18, 36, 72), rules=rules)

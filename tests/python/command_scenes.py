@@ -24,7 +24,7 @@ from lattice_bpd.train.responses.prompts import Chat
 from lattice_bpd_kim2024.demo.recipe import QUICK
 from lattice_bpd_kim2024.record.write import RecordOptions
 from lattice_bpd_kim2024.replay.replay import Replayed
-from lattice_bpd_kim2024.tasks.examples import Example
+from lattice_bpd_kim2024.tasks import Example
 
 Arguments = dict[str, list[str]]  # of each option or positional by its dest; [] for a flag
 
@@ -179,8 +179,8 @@ WRITE_LM = "lattice_bpd.lm.convert.write_lm"
 LOAD_LM = "lattice_bpd.NGramLM.load"
 LOAD_TOKENIZER = "lattice_bpd.cli.files.load_tokenizer"
 FIND_STOP_TOKENS = "lattice_bpd.models.stop_tokens.find_stop_tokens"
-FIND_RECORDS = "lattice_bpd_kim2024.record.read.find_records"
-READ_RECORD = "lattice_bpd_kim2024.record.read.read_record"
+FIND_RECORDS = "lattice_bpd_kim2024.record.files.find_records"
+READ_RECORD = "lattice_bpd_kim2024.record.files.read_record"
 READ_RESULTS = "lattice_bpd_kim2024.lab.results.read_results"
 CORPUS = "lattice_bpd.train.Corpus"
 
@@ -359,7 +359,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd_kim2024.replay.scorers.measure_rescoring": 1.5,
                 "lattice_bpd_kim2024.cli.evaluate_options.load_model": Stub("model"),
                 "lattice_bpd.decode.DraftingModel": Stub("drafting"),
-                "lattice_bpd_kim2024.record.manifest.fingerprint_model": "recorded",
+                "lattice_bpd_kim2024.record.files.fingerprint_model": "recorded",
                 "lattice_bpd.build.call_costs.read_costs": returns({0: 1.0}),
                 "lattice_bpd.build.call_costs.measure_costs": returns({0: 2.0}),
                 "lattice_bpd_kim2024.record.heads.time_heads": returns(3.0),
@@ -405,7 +405,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"inputs": ["text.txt"], "output": ["model"], "target": ["target"]},
             {
                 "torch.set_num_threads": None,
-                "lattice_bpd_kim2024.rescorer.run.run_rescorer_job": END,
+                "lattice_bpd_kim2024.rescorer.run_rescorer_job": END,
             },
         ),
         "ngram train": Scene(

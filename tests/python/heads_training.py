@@ -23,8 +23,7 @@ from lattice_bpd.train.selector.run import run_selector_job
 from lattice_bpd.watcher import SilentWatcher
 from lattice_bpd_kim2024.heads.job import HeadJob
 from lattice_bpd_kim2024.heads.run import train_heads
-from lattice_bpd_kim2024.rescorer.job import RescorerJob
-from lattice_bpd_kim2024.rescorer.run import run_rescorer_job
+from lattice_bpd_kim2024.rescorer import RescorerJob, run_rescorer_job
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.

@@ -20,7 +20,7 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockDrafter, BlockDrafterConfig, BlockwiseHeads, BlockwiseLM
 from lattice_bpd.verify import Rejection, Sampled
 from lattice_bpd_kim2024.evaluate import Recording
-from lattice_bpd_kim2024.record.read import read_record
+from lattice_bpd_kim2024.record.files import read_record
 from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES

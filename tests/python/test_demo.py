@@ -49,8 +49,8 @@ from lattice_bpd_kim2024.live.compare import (
 from lattice_bpd_kim2024.live.greedy_check import check_greedy
 from lattice_bpd_kim2024.live.repairs import find_repairs
 from lattice_bpd_kim2024.live.table import COLUMNS, footnotes, table_rows
-from lattice_bpd_kim2024.replay.settings import DEMO_SETTINGS
-from lattice_bpd_kim2024.statistics.loops import count_looping
+from lattice_bpd_kim2024.replay.strategies import DEMO_SETTINGS
+from lattice_bpd_kim2024.statistics import count_looping
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 

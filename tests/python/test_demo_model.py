@@ -20,7 +20,7 @@ from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import load_demo_model
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
-from lattice_bpd_kim2024.statistics.loops import count_looping, find_repeats, loop_share
+from lattice_bpd_kim2024.statistics import count_looping, find_repeats, loop_share
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

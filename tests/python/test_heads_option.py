@@ -29,7 +29,7 @@ from lattice_bpd.models import (
     load_heads,
     save_medusa,
 )
-from lattice_bpd_kim2024.record.manifest import load_manifest
+from lattice_bpd_kim2024.record.files import load_manifest
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize("source", SOURCES)
 def test_commands_end_where_the_model_ends(parts, source, tmp_path, capsys):
     pytest.importorskip("pyarrow")
-    from lattice_bpd_kim2024.record.read import read_record
+    from lattice_bpd_kim2024.record.files import read_record
 
     folder = tmp_path / "model"
     ends = write_model(parts, folder, source)
@@ -136,7 +136,7 @@ def test_commands_end_where_the_model_ends(parts, source, tmp_path, capsys):
 
 def test_a_record_in_python_has_the_stop_tokens_of_the_model(parts, tmp_path):
     pytest.importorskip("pyarrow")
-    from lattice_bpd_kim2024.record.read import read_record
+    from lattice_bpd_kim2024.record.files import read_record
     from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 
     write_model(parts, tmp_path / "model", "config")

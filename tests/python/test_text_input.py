@@ -95,7 +95,7 @@ def read_corpus(path: Path, words: Path, **options: Any) -> list[int]:
 
 def read_examples(path: Path) -> list[str]:
     pytest.importorskip("torch")
-    from lattice_bpd_kim2024.tasks.files import read_items
+    from lattice_bpd_kim2024.tasks import read_items
 
     return [item.fields["text"] for item in read_items(path)]
 

@@ -41,7 +41,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd_kim2024.cli.evaluate_options import parse_list
 from lattice_bpd_kim2024.evaluate import Recording
 from lattice_bpd_kim2024.lab.drafter_search import DrafterSearch
-from lattice_bpd_kim2024.record.seq2seq import record_sources
+from lattice_bpd_kim2024.record.heads import record_sources
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 from lattice_bpd_translation.drafter import SpecDrafter

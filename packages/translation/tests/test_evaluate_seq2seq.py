@@ -23,8 +23,8 @@ from lattice_bpd.cli import main
 from lattice_bpd.decode import DraftingModel, generate, load_drafter
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_kim2024.cli.evaluate_options import is_encoder_decoder, load_model
+from lattice_bpd_kim2024.record.files import read_record
 from lattice_bpd_kim2024.record.heads import time_heads
-from lattice_bpd_kim2024.record.read import read_record
 from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
 from lattice_bpd_translation.heads import SpecDrafterHeads
 from lattice_bpd_translation.target import Seq2SeqTarget

@@ -15,10 +15,9 @@ from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_kim2024.evaluate import Recording
 from lattice_bpd_kim2024.lab.drafter_search import DrafterSearch
-from lattice_bpd_kim2024.lab.lab import Lab
-from lattice_bpd_kim2024.lab.live_check import check_live
-from lattice_bpd_kim2024.lab.options import LabOptions, split_texts
-from lattice_bpd_kim2024.record.seq2seq import record_sources
+from lattice_bpd_kim2024.lab.lab import Lab, LabOptions, split_texts
+from lattice_bpd_kim2024.lab.run_folder import check_live
+from lattice_bpd_kim2024.record.heads import record_sources
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 from lattice_bpd_kim2024.replay.sweep import Point
@@ -112,7 +111,7 @@ def test_records_are_tuned_like_those_of_causal_models(recorded):
 
 def test_a_folder_holds_the_texts_of_memory(recorded, tmp_path):
     pytest.importorskip("pyarrow")
-    from lattice_bpd_kim2024.record.read import read_record
+    from lattice_bpd_kim2024.record.files import read_record
     from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 
     target, heads, texts, _, _, record = recorded

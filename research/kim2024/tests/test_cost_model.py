@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lattice_bpd_kim2024.costs.cost_model import (
+from lattice_bpd_kim2024.costs import (
     PAPER_RESCORER,
     PAPER_TARGET,
     SEQUENCE_LENGTHS,
     CostModel,
 )
-from lattice_bpd_kim2024.lab.paper_costs import cost_rows, relative_costs
+from lattice_bpd_kim2024.lab.results import cost_rows, relative_costs
 
 HEADS = 9
 # Kim et al. 2024, table 11: block efficiency, drafts of a call, neural rescorer, then parameter

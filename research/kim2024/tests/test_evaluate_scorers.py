@@ -15,7 +15,7 @@ from lattice_bpd.draft import NGramScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_kim2024.evaluate import STANDARD_SETTINGS, Setting, compare_strategies, record
 from lattice_bpd_kim2024.heads.joint import TrainOptions
-from lattice_bpd_kim2024.heads.rescorer import train_rescorer
+from lattice_bpd_kim2024.rescorer import train_rescorer
 from lattice_bpd_kim2024.small_models import build_rescorer
 
 GREEDY = STANDARD_SETTINGS[0]

@@ -15,7 +15,7 @@ pytest.importorskip("tokenizers")
 from lattice_bpd import NGramLM
 from lattice_bpd_kim2024.demo.model_folder import RESCORER_FOLDER, load_demo_model
 from lattice_bpd_kim2024.demo.quick import _domain_lms
-from lattice_bpd_kim2024.lab.options import DEFAULT_ALPHAS, SCORER_ALPHAS, LabOptions
+from lattice_bpd_kim2024.lab.lab import DEFAULT_ALPHAS, SCORER_ALPHAS, LabOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 VOCAB, KNOWN, UNSEEN = 9, 6, 8  # token 7 occurs in the general text only, 6 in held-out rows, too

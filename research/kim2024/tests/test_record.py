@@ -34,9 +34,8 @@ from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_kim2024.evaluate import Recording
 from lattice_bpd_kim2024.record import write
+from lattice_bpd_kim2024.record.files import find_records, load_manifest, read_record
 from lattice_bpd_kim2024.record.heads import record_text, time_heads
-from lattice_bpd_kim2024.record.manifest import load_manifest
-from lattice_bpd_kim2024.record.read import find_records, read_record
 from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
@@ -211,7 +210,7 @@ def test_record_on_a_full_disk_leaves_nothing_half_written(tmp_path):
         """
         import resource, sys
         import numpy as np
-        from lattice_bpd_kim2024.record.shards import write_shard
+        from lattice_bpd_kim2024.record.files import write_shard
         from lattice_bpd_kim2024.record.texts import RecordedText
         from pathlib import Path
         import pyarrow, pyarrow.parquet

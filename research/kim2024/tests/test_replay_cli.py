@@ -37,15 +37,15 @@ from lattice_bpd_kim2024.demo.library_tasks import (
     library_passages,
 )
 from lattice_bpd_kim2024.demo.library_text import Corpus
-from lattice_bpd_kim2024.heads.rescorer import train_rescorer
-from lattice_bpd_kim2024.lab.options import HELD_OUT, split_texts
-from lattice_bpd_kim2024.record.read import read_record
+from lattice_bpd_kim2024.lab.lab import HELD_OUT, split_texts
+from lattice_bpd_kim2024.record.files import read_record
 from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.replay import Recording
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+from lattice_bpd_kim2024.rescorer import train_rescorer
 from lattice_bpd_kim2024.small_models import build_rescorer
-from lattice_bpd_kim2024.statistics.loops import loop_share
+from lattice_bpd_kim2024.statistics import loop_share
 
 SENTENCES = 14
 

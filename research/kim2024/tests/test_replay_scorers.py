@@ -21,8 +21,7 @@ from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft import MixtureScorer, NGramScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_kim2024.evaluate import Recording, record
-from lattice_bpd_kim2024.lab.lab import Lab
-from lattice_bpd_kim2024.lab.options import LabOptions
+from lattice_bpd_kim2024.lab.lab import Lab, LabOptions
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.scorers import (
     _scores_along,

@@ -23,9 +23,16 @@ import tokenizers
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd_kim2024.report.charts import draw_overview
-from lattice_bpd_kim2024.report.paper_figures import paper_efficiency, paper_gain
-from lattice_bpd_kim2024.svg import Series, Span, as_file, draw_bars, draw_lines, draw_spans
+from lattice_bpd_kim2024.report.charts import (
+    Series,
+    Span,
+    as_file,
+    draw_bars,
+    draw_lines,
+    draw_overview,
+    draw_spans,
+)
+from lattice_bpd_kim2024.report.page import paper_efficiency, paper_gain
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)

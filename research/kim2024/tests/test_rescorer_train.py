@@ -22,8 +22,7 @@ from heads_training import Child, read_losses, read_weights, start_two, write_ba
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.decode.drafters import NeuralScorer
-from lattice_bpd_kim2024.rescorer.job import RescorerJob
-from lattice_bpd_kim2024.rescorer.run import run_rescorer_job
+from lattice_bpd_kim2024.rescorer import RescorerJob, run_rescorer_job
 from lattice_bpd_kim2024.small_models import SMALL_SIZES, build_rescorer
 
 TRAIN = {"steps": 12, "batch_size": 4, "sequence_length": 16, "warmup": 2, "precision": "fp32"}

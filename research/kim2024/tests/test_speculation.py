@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lattice_bpd_kim2024.costs.speculation import (
+from lattice_bpd_kim2024.costs import (
     Prediction,
     acceptance_rate,
     best_draft_length,

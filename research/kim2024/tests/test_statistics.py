@@ -12,19 +12,20 @@ pytest.importorskip("torch")
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
+from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_kim2024.evaluate import Recording, record
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.replay import Replayed
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
 from lattice_bpd_kim2024.statistics import (
+    FirstDrafts,
     accept_histogram,
     acceptance_by_slot,
     argmax_drafts,
-    bootstrap_block_efficiency,
     compare_drafts,
-    compare_paired,
     correlate,
+    count_looping,
     first_drafts,
     fit_line,
     gains_by_loops,
@@ -34,8 +35,6 @@ from lattice_bpd_kim2024.statistics import (
     measure_entropies,
     measure_repetition,
 )
-from lattice_bpd_kim2024.statistics.drafts import FirstDrafts
-from lattice_bpd_kim2024.statistics.loops import count_looping
 
 OPTIONS = DraftConfig(top_k=6, num_drafts=4, max_nodes=40, alpha=0.4)
 

@@ -20,7 +20,7 @@ from lattice_bpd.models import BlockwiseLM, CallableHeads
 from lattice_bpd_kim2024.evaluate import compare_strategies, record
 from lattice_bpd_kim2024.heads.frozen import FrozenOptions, _losses, _read_states, train_frozen
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
-from lattice_bpd_kim2024.replay.settings import TREE_SETTINGS
+from lattice_bpd_kim2024.replay.strategies import TREE_SETTINGS
 
 SLOTS = HEADS - 1
 PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 0, 9], [3, 3, 3], [40, 41, 42]]

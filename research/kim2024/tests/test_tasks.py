@@ -18,11 +18,13 @@ from blockwise_models import looping_text, model_of
 from lattice_bpd import FormatError
 from lattice_bpd.decode import DraftingModel
 from lattice_bpd_kim2024.cli.evaluate_options import read_prompts
-from lattice_bpd_kim2024.tasks import TASKS, find_task, read_task
-from lattice_bpd_kim2024.tasks.metrics import (
+from lattice_bpd_kim2024.tasks import (
+    TASKS,
     exact_match,
+    find_task,
     measure_perplexity,
     number_match,
+    read_task,
     rouge_l,
 )
 

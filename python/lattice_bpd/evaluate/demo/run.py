@@ -16,8 +16,8 @@ from lattice_bpd_kim2024.live.call_tokens import CallTokens, split_by_call
 from lattice_bpd_kim2024.live.compare import Comparison, StrategyResult, compare_strategies
 from lattice_bpd_kim2024.live.greedy_check import check_greedy
 from lattice_bpd_kim2024.live.repairs import Repair, find_repairs
-from lattice_bpd_kim2024.replay.settings import DEMO_SETTINGS
-from lattice_bpd_kim2024.statistics.loops import loop_share
+from lattice_bpd_kim2024.replay.strategies import DEMO_SETTINGS
+from lattice_bpd_kim2024.statistics import loop_share
 
 REPLAYED = "tree"  # the strategy whose calls are shown
 

@@ -19,7 +19,7 @@ from lattice_bpd_kim2024.demo.model_folder import DemoModel, DemoSettings
 from lattice_bpd_kim2024.demo.parts import Parts, load_parts, train_parts
 from lattice_bpd_kim2024.demo.recipe import DraftRecipe, Recipe
 from lattice_bpd_kim2024.replay.replay import Recording, record
-from lattice_bpd_kim2024.replay.settings import DEMO_SETTINGS
+from lattice_bpd_kim2024.replay.strategies import DEMO_SETTINGS
 
 
 def train_demo_model(

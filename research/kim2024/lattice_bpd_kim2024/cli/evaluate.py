@@ -27,7 +27,7 @@ from lattice_bpd_kim2024.cli.evaluate_options import (
 if TYPE_CHECKING:
     from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd_kim2024.demo.quick import Source
-    from lattice_bpd_kim2024.lab.options import LabOptions
+    from lattice_bpd_kim2024.lab.lab import LabOptions
 
 _EXAMPLE = """examples:
   lattice-bpd evaluate --quick --out run
@@ -275,7 +275,7 @@ def _domain_files(
 def _lab_options(args: argparse.Namespace, source: Source) -> LabOptions:
     from dataclasses import replace
 
-    from lattice_bpd_kim2024.lab.options import LabOptions
+    from lattice_bpd_kim2024.lab.lab import LabOptions
     from lattice_bpd_kim2024.lab.run_folder import quick_options
     from lattice_bpd_kim2024.replay.strategies import find_strategies
 

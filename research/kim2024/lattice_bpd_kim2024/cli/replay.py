@@ -20,8 +20,8 @@ from lattice_bpd_kim2024.cli.evaluate_options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lattice_bpd_kim2024.lab.result_tables import ResultTable
-    from lattice_bpd_kim2024.record.read import Record
+    from lattice_bpd_kim2024.lab.results import ResultTable
+    from lattice_bpd_kim2024.record.files import Record
     from lattice_bpd_kim2024.record.texts import RecordedText
     from lattice_bpd_kim2024.replay.replay import Recording, Replayed
     from lattice_bpd_kim2024.replay.scorers import Scorers
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.atomic_files import write_text
     from lattice_bpd.cli.files import check_output
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd_kim2024.record.read import find_records, read_record
+    from lattice_bpd_kim2024.record.files import find_records, read_record
     from lattice_bpd_kim2024.replay.scorers import make_scorers
     from lattice_bpd_kim2024.replay.sweep import sweep
 
@@ -164,8 +164,8 @@ def _recordings(args: argparse.Namespace, records: dict[str, Record]) -> dict[st
 
 
 def _table(results: dict[str, list[Replayed]], points: list[Point]) -> ResultTable:
-    from lattice_bpd_kim2024.lab.result_tables import ResultTable
-    from lattice_bpd_kim2024.statistics import bootstrap_block_efficiency
+    from lattice_bpd.build.bootstrap import bootstrap_block_efficiency
+    from lattice_bpd_kim2024.lab.results import ResultTable
 
     rows: list[tuple[Any, ...]] = []
     for task, row in results.items():

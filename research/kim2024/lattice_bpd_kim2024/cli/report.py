@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lattice_bpd import NGramLM
-    from lattice_bpd_kim2024.record.read import Record
+    from lattice_bpd_kim2024.record.files import Record
 
 _EXAMPLE = """examples:
   lattice-bpd report run                        # writes run/report.html
@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _steps(args: argparse.Namespace, results: dict[str, Any], notes: list[str]) -> Any:
     from lattice_bpd import FormatError
-    from lattice_bpd_kim2024.record.read import find_records, read_record
+    from lattice_bpd_kim2024.record.files import find_records, read_record
     from lattice_bpd_kim2024.report import collect_steps
-    from lattice_bpd_kim2024.report.steps import MOST_STEPS
+    from lattice_bpd_kim2024.report.page import MOST_STEPS
 
     try:
         paths = find_records(args.run_folder)

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lattice_bpd.cli.progress import ConsoleWatcher
-    from lattice_bpd_kim2024.rescorer.job import RescorerJob
-    from lattice_bpd_kim2024.rescorer.run import RescorerResult
+    from lattice_bpd_kim2024.rescorer import RescorerJob, RescorerResult
 
 _EXAMPLE = """examples:
   lattice-bpd rescorer train corpus.txt --target model --size 32M -o rescorer
@@ -111,14 +110,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _train(args: argparse.Namespace, watcher: ConsoleWatcher) -> RescorerResult:
-    from lattice_bpd_kim2024.rescorer.run import run_rescorer_job
+    from lattice_bpd_kim2024.rescorer import run_rescorer_job
 
     return run_rescorer_job(make_job(args), watcher)
 
 
 def make_job(args: argparse.Namespace) -> RescorerJob:
     """The job that the options describe."""
-    from lattice_bpd_kim2024.rescorer.job import OPTIONS, RescorerJob
+    from lattice_bpd_kim2024.rescorer import OPTIONS, RescorerJob
 
     train = {name: getattr(args, name) for name in OPTIONS}
     return RescorerJob(

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from lattice_bpd import NGramLM
+    from lattice_bpd.build.bootstrap import PairedTest
     from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.decode import DraftingModel
     from lattice_bpd.decode.strategies.drafter_file import DrafterFile
     from lattice_bpd_kim2024.lab.drafter_search import Choice, Tuned
-    from lattice_bpd_kim2024.record.manifest import Manifest
-    from lattice_bpd_kim2024.statistics import PairedTest
+    from lattice_bpd_kim2024.record.files import Manifest
 
 _EXAMPLE = """examples:
   lattice-bpd tune run --measure MODEL                 # times calls of the model first
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd_kim2024.cli.evaluate_options import load_rescorers
     from lattice_bpd_kim2024.lab.drafter_search import CHAIN_FAMILIES, FAMILIES, DrafterSearch
-    from lattice_bpd_kim2024.record.read import find_records, read_record
+    from lattice_bpd_kim2024.record.files import find_records, read_record
     from lattice_bpd_kim2024.replay.replay import Recording
     from lattice_bpd_kim2024.replay.scorers import measure_rescoring
 
@@ -184,7 +184,7 @@ def _check_recorded(
     args: argparse.Namespace, model: DraftingModel, manifests: Sequence[Manifest]
 ) -> None:
     """Raise ValueError unless the records are of this model with these heads, in any dtype."""
-    from lattice_bpd_kim2024.record.manifest import fingerprint_model
+    from lattice_bpd_kim2024.record.files import fingerprint_model
 
     recorded = {manifest.model_fingerprint for manifest in manifests}
     found = fingerprint_model(model)
@@ -205,7 +205,7 @@ def _other_fingerprints(args: argparse.Namespace, model: DraftingModel) -> Itera
 
     from lattice_bpd.decode import DraftingModel
     from lattice_bpd.models import BlockwiseLM
-    from lattice_bpd_kim2024.record.manifest import fingerprint_model
+    from lattice_bpd_kim2024.record.files import fingerprint_model
 
     if not isinstance(model.heads_owner, BlockwiseLM):  # an encoder-decoder
         return

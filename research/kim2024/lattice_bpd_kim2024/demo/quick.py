@@ -23,8 +23,8 @@ from lattice_bpd_kim2024.demo.model_folder import LM_FILE, TOKENIZER_FILE, DemoM
 from lattice_bpd_kim2024.demo.parts import train_recipe_lm
 from lattice_bpd_kim2024.demo.recipe import QUICK
 from lattice_bpd_kim2024.heads.options import TrainOptions
-from lattice_bpd_kim2024.heads.rescorer import train_rescorer
 from lattice_bpd_kim2024.record.write import Prompt, RecordOptions
+from lattice_bpd_kim2024.rescorer import train_rescorer
 
 LMS_FOLDER = "lms"
 _DOMAIN_TEXTS = 4000  # of a domain are enough for its LMs, and tokenized in a second

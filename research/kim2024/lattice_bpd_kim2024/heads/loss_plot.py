@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lattice_bpd.atomic_files import write_text
-from lattice_bpd_kim2024.svg import Series, as_file, draw_lines
+from lattice_bpd_kim2024.report.charts import Series, as_file, draw_lines
 
 
 def write_loss_plot(

@@ -19,7 +19,7 @@ from lattice_bpd.build.call_costs import interpolate_costs
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.scorers.protocol import TransitionScorer
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd_kim2024.lab.options import DEFAULT_ALPHAS, SCORER_ALPHAS, split_texts
+from lattice_bpd_kim2024.lab.lab import DEFAULT_ALPHAS, SCORER_ALPHAS, split_texts
 from lattice_bpd_kim2024.replay.replay import Recording, Replayed
 from lattice_bpd_kim2024.replay.scorers import (
     MIXTURE_WEIGHTS,

@@ -21,8 +21,8 @@ from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd_kim2024.replay.settings import STANDARD_SETTINGS, Setting
-from lattice_bpd_kim2024.statistics.loops import count_looping
+from lattice_bpd_kim2024.replay.strategies import STANDARD_SETTINGS, Setting
+from lattice_bpd_kim2024.statistics import count_looping
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 from lattice_bpd.verify.acceptance.warp import Warp
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd_kim2024.costs.speculation import (
+from lattice_bpd_kim2024.costs import (
     Prediction,
     acceptance_rate,
     estimate_rate,

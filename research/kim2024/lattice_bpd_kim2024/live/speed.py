@@ -8,7 +8,7 @@ from typing import Any
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd_kim2024.live.compare import compare_strategies
-from lattice_bpd_kim2024.replay.settings import DEMO_SETTINGS, NEURAL_SETTINGS, Setting
+from lattice_bpd_kim2024.replay.strategies import DEMO_SETTINGS, NEURAL_SETTINGS, Setting
 
 SPEED_ROUNDS = 3
 _NAMES = ("greedy", "bpd", "p_best_ngram", "tree_0gram", "tree", "mixture")

@@ -1,18 +1,25 @@
-"""Reads a greedy output once and keeps the heads' candidates at each position.
+"""Reads greedy outputs once and keeps the heads' candidates at each position.
 
 The target reads the complete output in one call, which gives the heads at all positions.
+
+The texts replay, sweep and tune like those of causal models: `Recording(record_sources(..))`. Their
+prompt is the decoder's, since that is what drafts see; the source acts through the heads alone.
+`write_record` writes the same texts to a folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lattice_bpd.build.call_costs import ROUNDS, context_length, now, token_text
+from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.heads import HiddenStateHeads
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.lattice.lattice_input import LatticeInput
@@ -235,3 +242,58 @@ def _entropies(logits: torch.Tensor) -> Float32Array:
 
     entropies = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1)
     return np.asarray(entropies.cpu().numpy(), np.float32)
+
+
+def record_sources(
+    target: Any,
+    heads: Any,
+    sources: Sequence[Sequence[int]],
+    *,
+    top_k: int = 16,
+    max_new_tokens: int = 64,
+    on_text: Callable[[], None] | None = None,
+) -> list[RecordedText]:
+    """Decode sources greedily and keep the heads' candidates at every position of the outputs.
+
+    Args:
+        target: an encoder-decoder of `transformers` or its target; outputs end after its stop
+            tokens.
+        heads: such as a SpecDrafter; see `lattice_bpd.decode.generate`.
+        sources: token ids of each.
+        top_k: k, candidates kept of each slot, 1..V.
+        max_new_tokens: most tokens of an output.
+        on_text: called after each source.
+
+    Returns:
+        A text for each source, with its index as `name`.
+
+    Raises:
+        TypeError: not an encoder-decoder.
+        ValueError: no source, no heads, or numbers out of range.
+    """
+    model = DraftingModel(target, heads)
+    if model.target.decoder_prompt is None:
+        raise TypeError(
+            f"record_sources: {type(model.target.base).__name__} is no encoder-decoder; use "
+            "write_record or record"
+        )
+    if not sources or model.heads is None or not 1 <= top_k <= model.vocab_size:
+        raise ValueError(
+            f"record_sources: {len(sources)} sources, heads {heads!r}, top_k {top_k}; expected one "
+            f"source or more, heads, and 1..{model.vocab_size}"
+        )
+    texts = []
+    for number, source in enumerate(sources):
+        result = decode(
+            model, source, ArgmaxDrafter(), max_new_tokens=max_new_tokens,
+            stop_token_ids=model.target.stop_token_ids,
+        )  # fmt: skip
+        texts.append(
+            record_text(
+                model, source, result.token_ids, top_k=top_k, max_new_tokens=max_new_tokens,
+                finish=result.finish, name=str(number),
+            )
+        )  # fmt: skip
+        if on_text is not None:
+            on_text()
+    return texts

@@ -16,16 +16,17 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.extras import require
 from lattice_bpd.models.stop_tokens import find_stop_tokens
 from lattice_bpd.watcher import Watcher
-from lattice_bpd_kim2024.record.heads import record_text
-from lattice_bpd_kim2024.record.manifest import (
+from lattice_bpd_kim2024.record.files import (
     MANIFEST_FILE,
     Manifest,
     Shard,
+    checksum,
     fingerprint_model,
     fingerprint_prompts,
     load_manifest,
+    write_shard,
 )
-from lattice_bpd_kim2024.record.shards import checksum, write_shard
+from lattice_bpd_kim2024.record.heads import record_text
 from lattice_bpd_kim2024.record.texts import RecordedText
 
 MAX_TOP_K = 64

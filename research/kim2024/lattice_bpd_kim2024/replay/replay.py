@@ -26,8 +26,7 @@ from lattice_bpd_kim2024.record.heads import record_text
 from lattice_bpd_kim2024.record.texts import RecordedText, Transitions
 from lattice_bpd_kim2024.replay.positions import PositionBatch, Rescorers
 from lattice_bpd_kim2024.replay.scorers import read_with
-from lattice_bpd_kim2024.replay.settings import Setting
-from lattice_bpd_kim2024.replay.strategies import Strategy, strategy_of
+from lattice_bpd_kim2024.replay.strategies import Setting, Strategy, strategy_of
 
 _CONTEXT = 8  # tokens kept before a lattice: more than any LM's history
 _CHUNK = 4096  # positions drafted for at once, so that memory stays small

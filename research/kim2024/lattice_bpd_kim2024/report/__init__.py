@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from lattice_bpd_kim2024.report.page import REPORT_FILE, render_report, write_report
-from lattice_bpd_kim2024.report.steps import Steps, collect_steps
+from lattice_bpd_kim2024.report.page import (
+    REPORT_FILE,
+    Steps,
+    collect_steps,
+    render_report,
+    write_report,
+)
 
 __all__ = ["REPORT_FILE", "Steps", "collect_steps", "render_report", "write_report"]

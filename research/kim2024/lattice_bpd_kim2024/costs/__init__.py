@@ -1,1 +1,0 @@
-"""Measured time of a target call, and modeled cost of a decoded token."""
