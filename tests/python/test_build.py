@@ -1,21 +1,27 @@
 """`lattice-bpd build`: the whole command on a tiny model, and the choice of sources."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lattice_bpd import NGramLM
 from lattice_bpd.build import choice as choice_module
+from lattice_bpd.build.build import build_drafter
 from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
-from lattice_bpd.build.job import split_chats
+from lattice_bpd.build.job import BuildJob, split_chats
+from lattice_bpd.build.plan import make_plan
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd.draft.mixture import KnownText
 from lattice_bpd.models import VocabularyHeads, load_heads
+from lattice_bpd.train.responses.prompts import read_chats
+from lattice_bpd.watcher import SilentWatcher
 from target_models import VOCAB, build_target
 from test_responses import chat_tokenizer
 
@@ -96,6 +102,24 @@ def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str
     assert not (folder / "out").exists()
     assert build(folder, "--time", "1s") == 0  # at least three prompts
     assert len((folder / "out" / "responses.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_plan_is_about_right(folder: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
+    job = BuildJob(
+        folder / "out", (str(folder / "prompts.jsonl"),), max_new_tokens=60, heads=True, epochs=4.0
+    )
+    ratios: list[float] = []
+    while len(ratios) < 4 and not (ratios and 1 / 3 < ratios[-1] < 3.0):  # a machine that is busy
+        plan = make_plan(model, tokenizer, read_chats(job.prompts[0]), job)
+        shutil.rmtree(job.output, ignore_errors=True)
+        result = build_drafter(model, tokenizer, job, SilentWatcher())
+        ratios.append(plan.total_seconds / sum(result.seconds.values()))
+    assert 1 / 3 < ratios[-1] < 3.0, ratios
+    content = json.loads((folder / "out" / "drafter.json").read_text())
+    size = sum((folder / "out" / one["file"]).stat().st_size for one in content["lms"])
+    assert not size or 1 / 3 < plan.lm_bytes / size < 3.0
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,18 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import write_text
 from lattice_bpd.build.call_costs import interpolate_costs, measure_costs, read_costs
-from lattice_bpd.build.choice import MAX_NODES, OWN_SECONDS, Source, choose_sources
+from lattice_bpd.build.choice import (
+    COST_ROUNDS,
+    COST_SIZES,
+    MAX_NODES,
+    OWN_SECONDS,
+    Source,
+    choose_sources,
+)
 from lattice_bpd.build.folder import write_folder
 from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
 from lattice_bpd.build.live import decode_live
-from lattice_bpd.build.plan import make_plan
+from lattice_bpd.build.plan import make_plan, make_server
 from lattice_bpd.build.report import BuildResult, describe_drafter
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
@@ -28,10 +35,8 @@ from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.models.stop_tokens import find_stop_tokens
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
-from lattice_bpd.openai_server import OpenAIServer
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt, read_chats
-from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.train.vocabulary_heads.states import read_states
 from lattice_bpd.train.vocabulary_heads.training import (
@@ -44,8 +49,6 @@ from lattice_bpd.train.vocabulary_heads.training import (
 from lattice_bpd.watcher import Watcher
 
 _TOP_K = 16  # candidates of each slot of the heads
-_COST_SIZES = (0, 1, 2, 4, 8, 16, 32, MAX_NODES)
-_COST_ROUNDS = 7
 _CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
 _OWN = 0.9  # share of their tokens below which they are not the model's own
 _BYTES_A_TURN = 0.95  # of the size that pruning aims at, since bytes per n-gram vary
@@ -180,12 +183,7 @@ def _read_responses(
     if not chats:
         return exchanges, notes
     store = ResponseStore(job.output / "responses.jsonl", model, f"greedy, stop {sorted(stops)}")
-    server = None
-    if job.server is not None:
-        server = ServerResponses(
-            OpenAIServer(job.server, job.server_model), tokenizer, stop_token_ids=stops,
-            chat=job.chat, at_once=job.batch_size,
-        )  # fmt: skip
+    server = make_server(tokenizer, job, stops)
     generated = collect_responses(
         model, tokenizer, chats, job.max_new_tokens, store, chat=job.chat,
         stop_token_ids=stops or None, batch_size=job.batch_size, server=server, watcher=watcher,
@@ -285,8 +283,8 @@ def _measure_calls(drafting: DraftingModel, job: BuildJob, watcher: Watcher) -> 
     """(MAX_NODES + 1,) float64, seconds of a call of the target by its draft tokens."""
     if job.costs is not None:
         return interpolate_costs(read_costs(job.costs), range(MAX_NODES + 1)) / 1e3
-    watcher.begin("costs", _COST_ROUNDS + 1)
-    costs = measure_costs(drafting, _COST_SIZES, _COST_ROUNDS, watcher.advance)
+    watcher.begin("costs", COST_ROUNDS + 1)
+    costs = measure_costs(drafting, COST_SIZES, COST_ROUNDS, watcher.advance)
     watcher.end()
     return interpolate_costs(costs, range(MAX_NODES + 1)) / 1e3
 
@@ -307,5 +305,5 @@ def _fitting_count(
     model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job: BuildJob
 ) -> int:
     """The number of conversations whose build fits into the job's time."""
-    total = make_plan(model, tokenizer, chats, job).total_seconds
-    return max(FEWEST_CHATS, int(min(1.0, (job.seconds or total) / total) * len(chats)))
+    share = make_plan(model, tokenizer, chats, job).count_fitting(job.seconds or 0.0)
+    return max(FEWEST_CHATS, int(min(1.0, share) * len(chats)))

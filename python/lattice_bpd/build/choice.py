@@ -15,6 +15,8 @@ from lattice_bpd.draft.mixture import KnownText, fit_to_texts, make_mixture, rep
 from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NODES = 64  # draft tokens of a call whose size is chosen by cost
+COST_SIZES = (0, 1, 2, 4, 8, 16, 32, MAX_NODES)  # whose times are measured
+COST_ROUNDS = 7
 OWN_SECONDS = 3e-4  # of a step, besides the call of the target and the heads
 
 
