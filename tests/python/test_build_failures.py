@@ -190,6 +190,6 @@ def test_the_report_names_what_is_left_out() -> None:
     choice = Choice([], False, gates, steps, Interval(0.3, 0.2, 0.4), 2.0)
     live = LiveResult(20, 20, 2.0, 50.0, Interval(0.1, -0.02, 0.3))
     counts = {"conversations": 100, "responses": 80, "tokens": 900}
-    text = describe_drafter(BuildResult(counts, choice, [0.5], live, {}, []), "m", True)
+    text = describe_drafter(BuildResult(counts, choice, [0.5], live, {}, [], ""), "m", True)
     assert "| heads | +4 % (-1 to +9) | left out; --keep-heads keeps them |" in text
     assert "An interval that includes 0 is not a certain gain." in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 import warnings
 from collections.abc import Sequence
@@ -34,6 +36,7 @@ from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.models.stop_tokens import find_stop_tokens
+from lattice_bpd.models.target_sample import TargetSample
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt, read_chats
@@ -151,10 +154,20 @@ def build_drafter(
         stops, used, watcher,
     )  # fmt: skip
     clock.lap("live decoding")
-    result = BuildResult(counts, choice, accuracy, live, clock.seconds, notes)
+    target = f"{drafting.vocab_size:,} token ids, fingerprint {_fingerprint(model)}"
+    result = BuildResult(counts, choice, accuracy, live, clock.seconds, notes, target)
     card = describe_drafter(result, model.config.name_or_path or "a model", job.heads)
     write_text(job.output / "README.md", card)
     return result
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """A hash of some of the weights; "unknown" where they cannot be read."""
+    sample = TargetSample.of(model)
+    if sample is None:
+        return "unknown"
+    weights = json.dumps(sample.to_json()["weights"], sort_keys=True)
+    return hashlib.sha256(weights.encode()).hexdigest()[:16]
 
 
 def _read_responses(

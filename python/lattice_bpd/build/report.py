@@ -23,6 +23,7 @@ class BuildResult:
         live: held-out prompts that were decoded.
         seconds: of each stage.
         notes: sentences on the responses.
+        target: size of the target's vocabulary and a hash of some of its weights.
     """
 
     counts: dict[str, int]
@@ -31,6 +32,7 @@ class BuildResult:
     live: LiveResult
     seconds: dict[str, float]
     notes: list[str]
+    target: str
 
 
 def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
@@ -75,6 +77,8 @@ def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
     if has_heads and result.accuracy is not None:
         shares = ", ".join(f"{share:.2f}" for share in result.accuracy)
         lines += ["", f"Accuracy of the heads by slot, on held-out responses: {shares}."]
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    lines += ["", f"Target: {model}, {result.target}. Made with {versions}."]
     times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.seconds.items())
     lines += ["", f"Time: {times}; {sum(result.seconds.values()) / 60:.1f} minutes together."]
     return "\n".join(lines) + "\n"
