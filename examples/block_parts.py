@@ -15,9 +15,10 @@ from stories260k_parts import FULL, QUICK, Prepared, Recipe
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import BlockDrafter, BlockDrafterConfig
-from lattice_bpd.train.block_drafter.options import BlockTrainOptions
-from lattice_bpd.train.block_drafter.train import train_block_drafter
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.block_run import train_block_drafter
+from lattice_bpd_drafters.block_training import BlockTrainOptions
+from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_kim2024.evaluate import Comparison, Recording, Setting, render_table
 from lattice_bpd_kim2024.live.table import footnotes
 

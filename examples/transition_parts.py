@@ -39,7 +39,7 @@ class WalkDrafter(Drafter):
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A chain for each state."""
-        found, contexts, _ = prepare_rescoring(self.config, self.lm, states, None, "WalkDrafter")
+        found, contexts, _ = prepare_rescoring(self.config, self.lm, states, "WalkDrafter")
         drafts = rescore_lattice(
             found, contexts, self.lm, num_drafts=1, objective="greedy_walk", alpha=self.config.alpha
         )

@@ -66,13 +66,12 @@ from transition_results import (
 
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DraftingModel, decode
-from lattice_bpd.decode.state.selector_heads import SelectorHeads
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import BlockDrafter
-from lattice_bpd.models.block_drafter.selector import CandidateSelector
-from lattice_bpd.train.selector.options import SelectorOptions
-from lattice_bpd.train.selector.training import train_selector
 from lattice_bpd.train.text.encoders import load_encoder
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads
+from lattice_bpd_drafters.selector_run import train_selector
+from lattice_bpd_drafters.selector_texts import SelectorOptions
 from lattice_bpd_kim2024.evaluate import Comparison, Setting
 
 SHAKESPEARE = DATA / "tinyshakespeare" / "input.txt"
@@ -132,7 +131,7 @@ def main(
     sources = {
         "heads/unary": made.model.heads,
         "heads/pairs": SelectorHeads(
-            made.model, cached_selector(made, made.model.heads, "heads", case.pairs, watcher)
+            made.model.heads, cached_selector(made, made.model.heads, "heads", case.pairs, watcher)
         ),
     }
     if case.block is not None and not args.heads_only:

@@ -22,6 +22,7 @@ HEAD_FORMATS = "lattice_bpd.head_formats"
 
 _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     COMMANDS: {
+        "drafter": "lattice-bpd-drafters",
         "ngram spark": "lattice-bpd-spark",
         **dict.fromkeys(
             ("evaluate", "record", "replay", "report", "tune", "speculation", "heads", "rescorer"),
@@ -29,6 +30,11 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
         ),
     },
     TARGETS: {"encoder-decoder": "lattice-bpd-translation"},
+    HEAD_FORMATS: {
+        "selector": "lattice-bpd-drafters",
+        "block_drafter": "lattice-bpd-drafters",
+        "spec_drafter": "lattice-bpd-translation",
+    },
 }  # that this project has, by group and name: what to install where an entry point is missing
 _KINDS = {COMMANDS: "command", TARGETS: "kind of target", HEAD_FORMATS: "format of heads"}
 
@@ -36,6 +42,12 @@ _KINDS = {COMMANDS: "command", TARGETS: "kind of target", HEAD_FORMATS: "format 
 def find_extensions(group: str) -> dict[str, EntryPoint]:
     """The installed entry points of a group, by name, in alphabetical order."""
     return {point.name: point for point in sorted(entry_points(group=group), key=lambda p: p.name)}
+
+
+def known_extensions(group: str) -> dict[str, bool]:
+    """Whether each extension of a group is installed: those of this project and all others."""
+    installed = find_extensions(group)
+    return {name: name in installed for name in {**_DISTRIBUTIONS.get(group, {}), **installed}}
 
 
 def load_extension(group: str, name: str) -> Any:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from blockwise_models import VOCAB, build_base
-from lattice_bpd.models import BlockDrafter, BlockDrafterConfig
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.config import BlockDrafterConfig
 
 MASK = VOCAB - 1
 CONFIG = BlockDrafterConfig(

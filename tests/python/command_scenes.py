@@ -397,8 +397,8 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"inputs": ["text.txt"], "output": ["model"], "target": ["target"]},
             {
                 "torch.set_num_threads": None,
-                "lattice_bpd.train.block_drafter.run.run_block_job": END,
-                "lattice_bpd.train.selector.run.run_selector_job": END,
+                "lattice_bpd_drafters.block_run.run_block_job": END,
+                "lattice_bpd_drafters.selector_run.run_selector_job": END,
             },
         ),
         "rescorer train": Scene(

@@ -16,11 +16,9 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from blockwise_models import VOCAB, looping_text
-from lattice_bpd.train.block_drafter.job import BlockJob
-from lattice_bpd.train.block_drafter.run import run_block_job
-from lattice_bpd.train.selector.job import SelectorJob
-from lattice_bpd.train.selector.run import run_selector_job
 from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd_drafters.block_run import BlockJob, run_block_job
+from lattice_bpd_drafters.selector_run import SelectorJob, run_selector_job
 from lattice_bpd_kim2024.heads.job import HeadJob
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.rescorer import RescorerJob, run_rescorer_job

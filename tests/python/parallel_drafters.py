@@ -14,8 +14,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from lattice_bpd.models.parallel_drafter.p_eagle import PEagleConfig, PEagleDrafter
-from lattice_bpd.models.parallel_drafter.pard import PardDrafter
+from lattice_bpd_drafters.p_eagle import PEagleConfig, PEagleDrafter
+from lattice_bpd_drafters.parallel import PardDrafter
 from target_models import VOCAB
 
 MASK = VOCAB - 1

@@ -20,15 +20,9 @@ from blockwise_models import VOCAB, looping_text, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
-from lattice_bpd.models import (
-    BlockDrafter,
-    BlockDrafterConfig,
-    BlockwiseHeads,
-    BlockwiseLM,
-    MedusaHeads,
-    load_heads,
-    save_medusa,
-)
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, MedusaHeads, load_heads, save_medusa
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_kim2024.record.files import load_manifest
 
 

@@ -26,7 +26,7 @@ LAYERS = {
         "huggingface",
     ],
     "train": [
-        "text optimizers", "ngram", "responses", "vocabulary_heads", "block_drafter", "selector",
+        "text optimizers", "ngram", "responses", "vocabulary_heads",
     ],
 }  # fmt: skip
 TYPES_ONLY = {("decode.state.sequence", "decode.constraint.selector")}  # a field of DecodeState

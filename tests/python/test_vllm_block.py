@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd.decode.state.block_heads import read_slots
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models import BlockDrafter, BlockDrafterConfig
-from lattice_bpd.models.block_drafter.scorer_config import LiLiCorrConfig, SelectorConfig
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.config import BlockDrafterConfig, LiLiCorrConfig, SelectorConfig
+from lattice_bpd_drafters.heads import read_slots
 from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout
 from lattice_bpd_vllm.drafting import cut_slots
 from lattice_bpd_vllm.runner_v1 import (

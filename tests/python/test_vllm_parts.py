@@ -18,8 +18,9 @@ import torch
 
 from lattice_bpd import DraftConfig, NGramLM, rescore_lattice
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile
-from lattice_bpd.models import BlockDrafter, BlockDrafterConfig, BlockwiseHeads, MedusaHeads
-from lattice_bpd.models.block_drafter.scorer_config import SelectorConfig
+from lattice_bpd.models import BlockwiseHeads, MedusaHeads
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.config import BlockDrafterConfig, SelectorConfig
 from lattice_bpd_vllm.batch import EngineStep, select_requests
 from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.drafting import LatticeDrafter

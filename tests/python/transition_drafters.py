@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from block_drafters import build_drafter, reference_states, rms
-from lattice_bpd.models import BlockDrafter
-from lattice_bpd.models.block_drafter.scorer_config import (
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.config import (
     ConvolutionConfig,
     LiLiCorrConfig,
     MarkovConfig,

@@ -10,16 +10,13 @@ when the target's are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lattice_bpd.decode.state.block_heads import read_slots
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models.block_drafter.cache import BlockCache
-from lattice_bpd.models.block_drafter.module import BlockDrafter
 
 
 class CacheLayout(NamedTuple):
@@ -60,12 +57,12 @@ class BlockLattices:
     """Drafts of a block drafter from what the target computed in a step.
 
     Args:
-        drafter: attached to the target; on its device and in its dtype.
+        drafter: a BlockDrafter, attached to the target; on its device and in its dtype.
         num_slots: slots to return, at most those of the drafter.
         vocab_size: V of the target.
     """
 
-    def __init__(self, drafter: BlockDrafter, num_slots: int, vocab_size: int) -> None:
+    def __init__(self, drafter: Any, num_slots: int, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         self.num_slots = min(num_slots, drafter.num_slots)
         self._keys = self._values = torch.empty(0)  # (layers, kv_heads, cache positions, head_dim)
@@ -113,13 +110,13 @@ class BlockLattices:
         rows = torch.tensor(requests, device=device)
         slots = layout.slots_of(rows, max(lengths))
         slots = F.pad(slots, (0, drafter.config.block_size))  # the block is written there
-        cache = BlockCache.of(_gather(self._keys, slots), _gather(self._values, slots), lengths)
+        cache = drafter.cache_of(_gather(self._keys, slots), _gather(self._values, slots), lengths)
         if drafter.lilicorr is not None:
             last = torch.tensor(lengths, device=device) - 1
             first = layout.lengths[rows] - layout.starts.diff()[rows]
             cache.newest = self._context[layout.starts[rows] + last - first]
         anchors = torch.tensor(exact_tokens, device=device)
-        found = read_slots(drafter, cache, anchors, self.vocab_size)
+        found: Tensor | LatticeInput = drafter.read_slots(cache, anchors, self.vocab_size)
         if isinstance(found, LatticeInput):
             return found.cut(self.num_slots, int(found.token_ids.shape[2]))
         return found[:, : self.num_slots]

@@ -10,8 +10,7 @@ from lattice_bpd.decode.strategies.drafter_file import DrafterFile, find_lm, rea
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.gates import Gates
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.models.block_drafter.selector import CandidateSelector
-from lattice_bpd.models.checkpoint import has_heads, load_heads, load_selector
+from lattice_bpd.models.checkpoint import has_heads, load_heads
 from lattice_bpd.models.first_head import FIRST_HEAD_FILES
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
@@ -30,7 +29,7 @@ class DrafterParts:
         config: options of the search; `sources` of "mixture".
         draft: "mixture", "chain", "best" or "argmax".
         vocab_size: V that LMs and drafter.json expect of the target; None: any.
-        selector: transition scores that were trained on the heads, or None.
+        selector: CandidateSelector of lattice-bpd-drafters that was trained on the heads, or None.
         gates: of drafter.json, for "mixture"; None: it has none.
     """
 
@@ -39,7 +38,7 @@ class DrafterParts:
     config: DraftConfig
     draft: str
     vocab_size: int | None
-    selector: CandidateSelector | None = None
+    selector: Any = None
     gates: Gates | None = None
 
 
@@ -64,7 +63,8 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
     config = _read_config(options, file, draft)
     folder = _find_heads(options, file, draft, config)
     heads = None if folder is None else load_heads(folder)
-    selector = None if folder is None else load_selector(folder, heads)
+    selector = getattr(heads, "selector", None)
+    heads = getattr(heads, "heads", heads)  # without their selector
     lms = _read_lms(options, file, path, draft, config)
     if file is not None and heads is not None and file.num_slots not in (0, int(heads.num_slots)):
         raise ValueError(
@@ -186,3 +186,8 @@ def _read_lms(
             f"{CONFIG_KEY}: sources has 'lm', and there is none; give lm, or leave it out"
         )
     return tuple(lms)
+
+
+def reads_layers(heads: Any) -> bool:
+    """Whether heads are a block drafter, which reads hidden states of several layers."""
+    return hasattr(heads, "read_context")

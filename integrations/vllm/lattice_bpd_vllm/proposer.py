@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd_vllm.batch import EngineStep
 from lattice_bpd_vllm.counters import DraftCounters
-from lattice_bpd_vllm.files import load_parts
+from lattice_bpd_vllm.files import load_parts, reads_layers
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 from lattice_bpd_vllm.runner_v1 import (
     LOGGER,
@@ -79,7 +78,7 @@ class LatticeProposer:
             ImportError: a block drafter, and a release of vLLM that cannot serve it.
         """
         config, parts = self._config, load_parts(self.options)
-        if isinstance(parts.heads, BlockDrafter):
+        if reads_layers(parts.heads):
             check_block_drafter(config, target)
             request_aux_states(self._runner_class, self._version)
         # Where the target's logits are collected from several processes, one that gave up would

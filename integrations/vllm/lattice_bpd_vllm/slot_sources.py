@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models.block_drafter.module import BlockDrafter
-from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd_vllm.batch import DraftBatch
 from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout
-from lattice_bpd_vllm.files import DrafterParts
+from lattice_bpd_vllm.files import DrafterParts, reads_layers
 from lattice_bpd_vllm.head_logits import HeadLogits
 from lattice_bpd_vllm.targets import TargetInfo, TargetView
 
@@ -66,7 +64,7 @@ def make_source(parts: DrafterParts, target: TargetInfo, num_tokens: int) -> Slo
     if parts.heads is None:
         return NoSource(columns)
     heads = parts.heads.to(device=target.device, dtype=target.dtype).eval()
-    if isinstance(heads, BlockDrafter):
+    if reads_layers(heads):
         return BlockSource(heads, target, num_tokens)
     if isinstance(heads, VocabularyHeads):
         _attach(heads, target)
@@ -115,7 +113,7 @@ class HeadSource:
         heads: Any,
         target: TargetInfo,
         num_tokens: int,
-        selector: CandidateSelector | None = None,
+        selector: Any = None,
     ) -> None:
         self.head_logits = HeadLogits(heads, target.compute_logits, num_tokens)
         self.num_slots = self.head_logits.num_slots
@@ -150,7 +148,8 @@ class HeadSource:
         if logits is None or self._selector is None:
             return logits
         anchors = torch.tensor(exact_tokens, device=hidden.device)
-        return self._selector.lattice_of_heads(logits, hidden, anchors)
+        pairs: LatticeInput = self._selector.lattice_of_heads(logits, hidden, anchors)
+        return pairs
 
 
 class BlockSource:
@@ -165,7 +164,7 @@ class BlockSource:
         ValueError: a drafter of another target.
     """
 
-    def __init__(self, drafter: BlockDrafter, target: TargetInfo, num_tokens: int) -> None:
+    def __init__(self, drafter: Any, target: TargetInfo, num_tokens: int) -> None:
         view: Any = TargetView(target)
         drafter.attach(view)
         self.layers, self.vocab_size = drafter.hidden_layers, target.vocab_size

@@ -36,18 +36,14 @@ from lattice_bpd import DraftConfig  # noqa: E402
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console  # noqa: E402
 from lattice_bpd.decode import generate  # noqa: E402
 from lattice_bpd.decode.strategies.drafter_file import DrafterFile  # noqa: E402
-from lattice_bpd.models import (  # noqa: E402
-    BlockDrafter,
-    BlockwiseLM,
-    MedusaHeads,
-    save_medusa,
-)
-from lattice_bpd.models.block_drafter.selector import CandidateSelector  # noqa: E402
-from lattice_bpd.models.checkpoint import DRAFTER_FOLDER, SELECTOR_FOLDER  # noqa: E402
-from lattice_bpd.train.block_drafter.options import BlockTrainOptions  # noqa: E402
-from lattice_bpd.train.block_drafter.train import train_block_drafter  # noqa: E402
-from lattice_bpd.train.selector.options import SelectorOptions  # noqa: E402
-from lattice_bpd.train.selector.training import train_selector  # noqa: E402
+from lattice_bpd.models import BlockwiseLM, MedusaHeads, save_medusa  # noqa: E402
+from lattice_bpd_drafters.block_drafter import BlockDrafter  # noqa: E402
+from lattice_bpd_drafters.block_run import train_block_drafter  # noqa: E402
+from lattice_bpd_drafters.block_training import BlockTrainOptions  # noqa: E402
+from lattice_bpd_drafters.extension import DRAFTER_FOLDER, SELECTOR_FOLDER  # noqa: E402
+from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads  # noqa: E402
+from lattice_bpd_drafters.selector_run import train_selector  # noqa: E402
+from lattice_bpd_drafters.selector_texts import SelectorOptions  # noqa: E402
 
 DATA = ROOT.parent / "shared" / "data"
 HEAD_SIZE = 32  # the smallest that vLLM's attention takes on the CPU
@@ -148,7 +144,7 @@ def main() -> None:
     selector = selector_of_heads(made, target)
     made.model.heads.save_pretrained(folder / "pairs")
     selector.save_pretrained(folder / "pairs" / SELECTOR_FOLDER)
-    with_pairs = BlockwiseLM(target, heads=made.model.heads, selector=selector)
+    with_pairs = BlockwiseLM(target, heads=SelectorHeads(made.model.heads, selector))
     sources: dict[str, tuple[Any, Any, DraftConfig]] = {"pairs": (with_pairs, None, PAIRS)}
     medusa = MedusaHeads.from_target(target, made.model.heads.num_slots)
     save_medusa(medusa, folder / "medusa")

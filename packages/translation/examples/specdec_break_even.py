@@ -1,6 +1,6 @@
 """The smallest target with which SpecDec is faster than greedy decoding on this machine.
 
-    python packages/translation/examples/specdec_break_even.py [--sizes D ...] [--encoder-layers L]
+    python examples/specdec_break_even.py [--sizes D ...] [--encoder-layers L]
         [--decoder-layers L ...] [--block-efficiency B] [--json FILE]
 
 Times untrained targets by hidden size and decoder layers: the call that reads the source (encoder

@@ -1,7 +1,7 @@
 """SpecDec on a trained translator: block size, drafts, and SpecDec++'s beta and tau.
 
-    python packages/translation/examples/specdec_translation.py --out models
-    python packages/translation/examples/specdec_sweeps.py models [--betas 2,3] [--taus 0.5,1] [--margins 0,1]
+    python examples/specdec_translation.py --out models
+    python examples/specdec_sweeps.py models [--betas 2,3] [--taus 0.5,1] [--margins 0,1]
         [--json FILE]
 
 Records the validation part once and replays every strategy and block size on it, tunes drafts by a

@@ -1,6 +1,6 @@
 """Translation with drafts: SpecDec, blockwise heads and n-gram rescoring on an encoder-decoder.
 
-    python packages/translation/examples/specdec_translation.py [--quick] [--teacher D] [--encoder-layers L]
+    python examples/specdec_translation.py [--quick] [--teacher D] [--encoder-layers L]
         [--decoder-layers L] [--json FILE] [--out DIR]
 
 On Multi30k, German to English: trains a small target, has it translate its training text, trains

@@ -1,6 +1,6 @@
 """Blockwise parallel decoding as in Stern et al. 2018: five ways to train heads, by block size k.
 
-    python packages/translation/examples/stern_translation.py [--quick] [--block-sizes K ...] [--ways WAY ...]
+    python examples/stern_translation.py [--quick] [--block-sizes K ...] [--ways WAY ...]
         [--teacher-seed N] [--json FILE]
 
 On Multi30k, German to English: trains a small target, then for each k heads that predict k tokens,

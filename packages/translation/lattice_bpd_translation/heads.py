@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.models.checkpoint import HeadFormat
 from lattice_bpd_translation.drafter import SPEC_DRAFTER_FILES, SpecDrafter, SpecDrafterCache
 from lattice_bpd_translation.source_cache import Source
 
@@ -104,16 +105,25 @@ class SpecDrafterHeads:
         return source
 
 
-class SpecDrafterFormat:
+class SpecDrafterFormat(HeadFormat):
     """Folders that `SpecDrafter.save_pretrained` wrote; see `lattice_bpd.models.checkpoint`."""
 
-    name = SPEC_DRAFTER_FILES.config_name
+    name, kind = SPEC_DRAFTER_FILES.config_name, SpecDrafterHeads
 
     def find_loader(self, directory: Path) -> Callable[[Path], SpecDrafterHeads] | None:
         """See HeadFormat."""
         if not (directory / self.name).is_file():
             return None
         return lambda folder: SpecDrafterHeads(SpecDrafter.from_pretrained(folder))
+
+    def write(self, heads: Any, directory: Path) -> Any:
+        """See HeadFormat."""
+        if isinstance(heads, SpecDrafterHeads):
+            heads.drafter.save_pretrained(directory)
+            return None
+        for stale in (SPEC_DRAFTER_FILES.config_name, SPEC_DRAFTER_FILES.weights_name):
+            (directory / stale).unlink(missing_ok=True)
+        return heads
 
 
 SPEC_DRAFTER_FORMAT = SpecDrafterFormat()

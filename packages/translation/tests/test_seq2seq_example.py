@@ -1,4 +1,4 @@
-"""packages/translation/examples/specdec_translation.py runs whole on a made-up language, and says what is true."""
+"""specdec_translation.py runs whole on a made-up language, and says what is true."""
 
 from __future__ import annotations
 

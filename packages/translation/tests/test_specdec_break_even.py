@@ -1,4 +1,4 @@
-"""packages/translation/examples/specdec_break_even.py times both kinds of calls and prints their ratio."""
+"""specdec_break_even.py times both kinds of calls and prints their ratio."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from lattice_bpd.cli import (
     certify,
     check,
     demo,
-    drafter,
     generate,
     ngram,
 )
@@ -47,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
-        demo, build, generate, certify, check, drafter, ngram,
+        demo, build, generate, certify, check, ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

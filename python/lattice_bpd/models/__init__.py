@@ -1,4 +1,4 @@
-"""Prediction heads on causal LMs, block drafters, and their checkpoints.
+"""Prediction heads on causal LMs, and their checkpoints.
 
 Uses torch and transformers only; importing it without them raises an error that names the extra.
 """
@@ -14,8 +14,6 @@ except ImportError as error:
         "decoding need torch and transformers; run: pip install 'lattice-bpd[torch]'"
     ) from error
 
-from lattice_bpd.models.block_drafter.config import BlockDrafterConfig
-from lattice_bpd.models.block_drafter.module import BlockDrafter
 from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput
 from lattice_bpd.models.checkpoint import load_heads
 from lattice_bpd.models.heads import BlockwiseHeads
@@ -27,15 +25,11 @@ from lattice_bpd.models.medusa_checkpoint import (
     save_medusa,
 )
 from lattice_bpd.models.medusa_model import load_medusa
-from lattice_bpd.models.parallel_drafter.p_eagle import PEagleConfig, PEagleDrafter
-from lattice_bpd.models.parallel_drafter.pard import PardDrafter
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
 from lattice_bpd.models.target_sample import OtherTargetWarning
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
 __all__ = [
-    "BlockDrafter",
-    "BlockDrafterConfig",
     "BlockwiseHeads",
     "BlockwiseLM",
     "BlockwiseOutput",
@@ -43,9 +37,6 @@ __all__ = [
     "HeadSource",
     "MedusaHeads",
     "OtherTargetWarning",
-    "PEagleConfig",
-    "PEagleDrafter",
-    "PardDrafter",
     "SequentialHeads",
     "SharedBlocksWarning",
     "VocabularyHeads",

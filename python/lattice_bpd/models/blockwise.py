@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from lattice_bpd.models.block_drafter.selector import CandidateSelector
 from lattice_bpd.models.checkpoint import load_checkpoint, save_checkpoint
 from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.heads import BlockwiseHeads
@@ -30,8 +29,7 @@ from lattice_bpd.models.lm_call import (
     inner_call_is_exact,
     unwrap_model,
 )
-from lattice_bpd.models.one_pass_drafter import OnePassDrafter
-from lattice_bpd.models.sources import HeadSource, check_heads
+from lattice_bpd.models.sources import check_heads
 from lattice_bpd.models.target_sample import warn_of_other_target
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
@@ -69,21 +67,18 @@ class BlockwiseLM(nn.Module):
             `torch.compile(model)`. It is not copied.
         num_heads: h, the target's own head included.
         inner_size: width of each head's hidden layer; the target's hidden size when None.
-        heads: existing heads, `BlockwiseHeads`, a `OnePassDrafter` such as a `BlockDrafter`, or any
-            `HeadSource`; num_heads and inner_size are then ignored. A source is run once, to check
-            the shape of its logits. An OtherTargetWarning says that saved heads were trained on
-            other weights than those of `base`.
-        selector: transition scores that were trained on these heads; decoding then uses them, see
-            `SelectorHeads`. None: the heads' logits alone.
+        heads: existing heads, `BlockwiseHeads`, any `HeadSource`, or heads that read more than a
+            hidden state, with a method `as_draft_heads`, such as a `BlockDrafter`; num_heads and
+            inner_size are then ignored. A source is run once, to check the shape of its logits. An
+            OtherTargetWarning says that saved heads were trained on other weights than those of
+            `base`.
 
     Raises:
         TypeError: base is an encoder-decoder or has no output embedding, or heads is no source.
-        ValueError: heads or a selector of other sizes, num_heads below 2, or a selector for a
-            OnePassDrafter.
+        ValueError: heads of other sizes, or num_heads below 2.
     """
 
-    heads: BlockwiseHeads | HeadSource | OnePassDrafter
-    selector: CandidateSelector | None
+    heads: Any
 
     def __init__(
         self,
@@ -91,32 +86,25 @@ class BlockwiseLM(nn.Module):
         num_heads: int = 9,
         inner_size: int | None = None,
         *,
-        heads: BlockwiseHeads | HeadSource | OnePassDrafter | None = None,
-        selector: CandidateSelector | None = None,
+        heads: Any = None,
     ) -> None:
         super().__init__()
         base = unwrap_model(base)
         vocab_size, hidden_size = _output_shape(base)
         if heads is None:
             heads = BlockwiseHeads(hidden_size, num_heads, inner_size, vocab_size=vocab_size)
-        if isinstance(heads, nn.Module):
-            heads.to(device=base.device, dtype=base.dtype)
         self.base = base
         self.heads = heads
-        if isinstance(heads, (OnePassDrafter, VocabularyHeads)):
+        if hasattr(heads, "as_draft_heads"):  # to the target when it decodes
+            if hasattr(heads, "attach"):
+                heads.attach(base)
+            return
+        if isinstance(heads, nn.Module):
+            heads.to(device=base.device, dtype=base.dtype)
+        if isinstance(heads, VocabularyHeads):
             heads.attach(base)
-        if not isinstance(heads, OnePassDrafter):
-            check_heads(heads, self.output_embedding.weight)
-            warn_of_other_target(heads, base, "BlockwiseLM")
-        if selector is not None:
-            if isinstance(heads, OnePassDrafter):
-                raise ValueError(
-                    f"BlockwiseLM: a selector with a {type(heads).__name__}; expected heads on one "
-                    "hidden state; a BlockDrafter takes one by drafter.use_selector(selector)"
-                )
-            selector.check_fit(vocab_size, hidden_size, self.num_slots, "BlockwiseLM")
-            selector.to(device=base.device).eval()
-        self.selector = selector
+        check_heads(heads, self.output_embedding.weight)
+        warn_of_other_target(heads, base, "BlockwiseLM")
 
     @property
     def num_heads(self) -> int:
@@ -126,7 +114,7 @@ class BlockwiseLM(nn.Module):
     @property
     def num_slots(self) -> int:
         """H = h-1: slots of the lattice after the exact next token."""
-        return self.heads.num_slots
+        return int(self.heads.num_slots)
 
     @property
     def vocab_size(self) -> int:
@@ -212,25 +200,26 @@ class BlockwiseLM(nn.Module):
             (..., H, V) float; slot j predicts the token j+2 positions after the hidden state's.
 
         Raises:
-            TypeError: the heads are a OnePassDrafter, which reads more than a hidden state.
+            TypeError: the heads read more than a hidden state.
         """
-        if isinstance(self.heads, OnePassDrafter):
+        if hasattr(self.heads, "as_draft_heads"):
             raise TypeError(
-                f"BlockwiseLM.head_logits: the heads are a {type(self.heads).__name__}, which "
-                "reads a whole text; expected heads on one hidden state; decode with generate"
+                f"BlockwiseLM.head_logits: the heads are {type(self.heads).__name__}, which are no "
+                "function of a hidden state; expected heads on one; decode with generate"
             )
         if isinstance(self.heads, BlockwiseHeads):
             return project_states(self.output_embedding, self.heads(hidden))
-        return self.heads(hidden, exact_tokens)
+        logits: Tensor = self.heads(hidden, exact_tokens)
+        return logits
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write target, heads and selector; see `lattice_bpd.models.checkpoint` for the files.
+        """Write target and heads; see `lattice_bpd.models.checkpoint` for the files.
 
         Raises:
             TypeError: heads without a file format, such as CallableHeads.
             OSError: the directory cannot be written.
         """
-        save_checkpoint(self.base, self.heads, Path(directory), self.selector)
+        save_checkpoint(self.base, self.heads, Path(directory))
 
     @classmethod
     def from_pretrained(
@@ -245,12 +234,11 @@ class BlockwiseLM(nn.Module):
                 attn_implementation.
 
         Raises:
-            FormatError: a file is missing, cut, altered or of another format version, or a selector
-                of other heads.
+            FormatError: a file is missing, cut, altered or of another format version.
         """
         heads_path = None if heads_directory is None else Path(heads_directory)
-        base, heads, selector = load_checkpoint(Path(directory), heads_path, **options)
-        model = cls(base, heads=heads, selector=selector)
+        base, heads = load_checkpoint(Path(directory), heads_path, **options)
+        model = cls(base, heads=heads)
         model.eval()
         return model
 

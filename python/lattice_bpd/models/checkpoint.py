@@ -1,4 +1,4 @@
-"""Reading and writing of blockwise models.
+"""Reading and writing of models with heads.
 
 The directory is a plain `transformers` checkpoint of the target, plus those of the heads:
 
@@ -6,32 +6,26 @@ The directory is a plain `transformers` checkpoint of the target, plus those of 
     blockwise_heads.safetensors, ..heads.json    BlockwiseHeads (`head_files`), or
     medusa_heads.safetensors, ..heads.json       MedusaHeads (`head_files`), or
     heads.safetensors, heads.json                VocabularyHeads (`head_files`), or
-    block_drafter/                               a BlockDrafter, in the z-lab format
-    selector/                                    optional: the CandidateSelector of the heads
+    block_drafter/, selector/, ..                heads of other distributions (`HeadFormat`)
     first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
 
-A folder that others published, a Medusa checkpoint or a block drafter, is a folder with heads too.
+A folder that others published, such as a Medusa checkpoint, is a folder with heads too.
 
-The target is written first, then the selector, and the heads' JSON last, each renamed from a
-temporary name, so a directory with that JSON is complete. A block drafter's selector is part of its
-own checkpoint.
+The target is written first, and the heads' JSON last, each renamed from a temporary name, so a
+directory with that JSON is complete.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.extensions import HEAD_FORMATS, find_extensions, load_extension
-from lattice_bpd.models.block_drafter.formats.recognize import find_format, is_block_drafter
-from lattice_bpd.models.block_drafter.module import BlockDrafter
-from lattice_bpd.models.block_drafter.selector import CandidateSelector
+from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
 from lattice_bpd.models.first_head import (
     load_first_head,
     plain_output_embedding,
@@ -47,124 +41,109 @@ from lattice_bpd.models.medusa_checkpoint import (
 )
 from lattice_bpd.models.vocabulary_heads import VOCABULARY_FILES, VocabularyHeads
 
-DRAFTER_FOLDER = "block_drafter"
-SELECTOR_FOLDER = "selector"
 _HEAD_FILES: dict[Any, HeadFiles] = {
     BlockwiseHeads: BLOCKWISE_FILES,
     MedusaHeads: MEDUSA_FILES,
     VocabularyHeads: VOCABULARY_FILES,
 }
-HEAD_SOURCES = "`lattice-bpd heads train` wrote, a Medusa checkpoint or a block drafter"
+HEAD_SOURCES = (
+    "`lattice-bpd heads train` wrote, a Medusa checkpoint or, with lattice-bpd-drafters, a block "
+    "drafter"
+)
 """Where folders with heads come from, for messages."""
 
-SavedHeads = BlockwiseHeads | MedusaHeads | VocabularyHeads | BlockDrafter
 
+class HeadFormat:
+    """Heads of another distribution in folders, by an entry point of `lattice_bpd.head_formats`.
 
-class HeadFormat(Protocol):
-    """Heads that another distribution reads, by the entry points `lattice_bpd.head_formats`.
+    The entry point has the name of their file, without its suffix, or of their folder.
 
     Attributes:
-        name: of the file that a folder with such heads has, for messages.
+        name: of that file, or of the folder with a slash, for messages.
+        kind: class of the heads.
     """
 
     name: str
+    kind: type
 
     def find_loader(self, directory: Path) -> Callable[[Path], Any] | None:
         """What reads the heads in a folder, on the CPU; None: there are none of this format."""
-        ...
+        raise NotImplementedError
+
+    def write(self, heads: Any, directory: Path) -> Any:
+        """Write heads of this kind into a folder; remove this format's files for other heads.
+
+        Returns:
+            What the core still has to write: the heads if they are not of this kind, heads that
+            they contain, or None.
+        """
+        raise NotImplementedError
+
+    def owns_config(self, directory: Path) -> bool:  # noqa: ARG002
+        """Whether a folder's config.json is that of such heads, not of a model."""
+        return False
+
+    def explain(self, directory: Path) -> str:  # noqa: ARG002
+        """Why a folder with a config.json has no heads of this format, for messages; or empty."""
+        return ""
 
 
 def head_names() -> tuple[str, ...]:
     """The files by which folders with heads are known, for messages."""
-    own = (*(files.config_name for files in _HEAD_FILES.values()), f"{DRAFTER_FOLDER}/")
+    own = (files.config_name for files in _HEAD_FILES.values())
     return (*own, *(extension.name for extension in _head_formats()))
 
 
-def _head_formats() -> list[HeadFormat]:
-    return [load_extension(HEAD_FORMATS, name) for name in find_extensions(HEAD_FORMATS)]
+def _head_formats(directory: Path | None = None) -> list[HeadFormat]:
+    """The formats of installed distributions.
+
+    Raises:
+        ImportError: `directory` has heads of a distribution that is not installed, or one that is
+            cannot be imported.
+    """
+    known = known_extensions(HEAD_FORMATS)
+    return [
+        load_extension(HEAD_FORMATS, name)
+        for name, is_installed in known.items()
+        if is_installed or (directory is not None and any(directory.glob(f"{name}*")))
+    ]
 
 
-def save_checkpoint(
-    base: PreTrainedModel,
-    heads: object,
-    directory: Path,
-    selector: CandidateSelector | None = None,
-) -> None:
-    """Write target, heads and their selector into `directory`, which is created if missing.
+def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> None:
+    """Write target and heads into `directory`, which is created if missing.
 
     Raises:
         TypeError: heads without a file format.
         OSError: the directory cannot be written.
     """
-    if not isinstance(heads, SavedHeads):
+    if not isinstance(heads, (*_HEAD_FILES, *(extension.kind for extension in _head_formats()))):
         raise TypeError(
             f"save_pretrained: the heads are {type(heads).__name__}, which have no file format; "
-            "expected BlockwiseHeads, MedusaHeads, VocabularyHeads or a BlockDrafter; save the "
-            "target with model.base.save_pretrained(directory) and attach the heads again after "
-            "loading"
+            "expected BlockwiseHeads, MedusaHeads, VocabularyHeads or those of an installed "
+            "distribution; save the target with model.base.save_pretrained(directory) and attach "
+            "the heads again after loading"
         )
     with staged_folder(directory) as folder, plain_output_embedding(base):
         base.save_pretrained(folder)
-    if selector is not None:
-        selector.save_pretrained(directory / SELECTOR_FOLDER)
-    elif (directory / SELECTOR_FOLDER).is_dir():
-        shutil.rmtree(directory / SELECTOR_FOLDER)
     save_first_head(base, directory)
     _save_heads(heads, directory, base)
-    drafter = directory / DRAFTER_FOLDER
-    for kind, files in _HEAD_FILES.items():
-        if not isinstance(heads, kind):
-            for stale in (files.config_name, files.weights_name):
-                (directory / stale).unlink(missing_ok=True)
-    if not isinstance(heads, BlockDrafter) and drafter.is_dir():
-        shutil.rmtree(drafter)
 
 
 def load_checkpoint(
     directory: Path, heads_directory: Path | None = None, **options: Any
-) -> tuple[PreTrainedModel, SavedHeads, CandidateSelector | None]:
-    """Target, heads and their selector.
+) -> tuple[PreTrainedModel, Any]:
+    """Target and heads.
 
     Args:
         directory: of the target.
-        heads_directory: of heads and selector; None: `directory`.
+        heads_directory: of the heads; None: `directory`.
         options: passed to `transformers`.
 
     Raises:
         FormatError: a file is missing, cut, altered or of another format version.
     """
-    heads_directory = heads_directory or directory
-    heads = load_heads(heads_directory)
-    selector = load_selector(heads_directory, heads)
-    base = load_target(directory, **options)
-    if selector is not None:
-        weight = base.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-        vocab_size, hidden_size = map(int, weight.shape)
-        try:
-            selector.check_fit(
-                vocab_size, hidden_size, heads.num_slots, str(heads_directory / SELECTOR_FOLDER)
-            )
-        except ValueError as error:
-            raise FormatError(f"{error}, or remove this folder") from error
-    return base, heads, selector
-
-
-def load_selector(directory: Path, heads: object) -> CandidateSelector | None:
-    """The selector in `directory` of the heads there, on the CPU; None if there is none.
-
-    Raises:
-        FormatError: a file is missing, cut, altered or of another format version, or the heads are
-            a BlockDrafter.
-    """
-    folder = directory / SELECTOR_FOLDER
-    if not folder.is_dir():
-        return None
-    if isinstance(heads, BlockDrafter):
-        raise FormatError(
-            f"{folder}: a selector beside a block drafter; expected one for heads on one hidden "
-            f"state, since a block drafter's is part of {DRAFTER_FOLDER}/; remove this folder"
-        )
-    return CandidateSelector.from_pretrained(folder)
+    heads = load_heads(heads_directory or directory)
+    return load_target(directory, **options), heads
 
 
 def load_heads(directory: str | Path) -> Any:
@@ -172,13 +151,14 @@ def load_heads(directory: str | Path) -> Any:
 
     Args:
         directory: one that `save_pretrained` of a model with heads or of heads, or `lattice-bpd
-            heads train` wrote, a Medusa checkpoint, a block drafter in any format of
-            `BlockDrafter.from_pretrained`, or heads of an installed extension (`HeadFormat`).
+            heads train` wrote, a Medusa checkpoint, or heads of an installed distribution, such
+            as the block drafters of lattice-bpd-drafters.
 
     Raises:
         FileNotFoundError: no such folder, such as a hub name that is not downloaded.
         NotADirectoryError: a file.
         FormatError: no heads, or a file is missing, cut, altered or of another format version.
+        ImportError: heads of a distribution that is not installed.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -204,14 +184,10 @@ def load_heads(directory: str | Path) -> Any:
 
 
 def describe_published(directory: Path) -> str:
-    """Why a folder without heads is no block drafter, for messages; empty without config.json."""
+    """Why a folder with a config.json has no heads, for messages; empty without one."""
     if not (directory / "config.json").is_file():
         return ""
-    try:
-        find_format(directory)
-    except FormatError as error:
-        return f". As a block drafter: {error}"
-    return ""
+    return "".join(extension.explain(directory) for extension in _head_formats())
 
 
 def has_heads(directory: Path) -> bool:
@@ -221,52 +197,51 @@ def has_heads(directory: Path) -> bool:
 
 def has_target(directory: Path) -> bool:
     """Whether `directory` has the config.json of a model, and not that of heads alone."""
-    if not (directory / "config.json").is_file() or is_block_drafter(directory):
+    if not (directory / "config.json").is_file():
+        return False
+    if any(extension.owns_config(directory) for extension in _head_formats()):
         return False
     return not any((directory / name).is_file() for name in HEADS_ALONE)
 
 
 def _find_loader(directory: Path) -> Callable[[Path], Any] | None:
-    for extension in _head_formats():
+    for extension in _head_formats(directory):
         loader = extension.find_loader(directory)
         if loader is not None:
             return loader
-    if (directory / DRAFTER_FOLDER).is_dir():
-        return lambda folder: BlockDrafter.from_pretrained(folder / DRAFTER_FOLDER)
+    return find_own_loader(directory)
+
+
+def find_own_loader(directory: Path) -> Callable[[Path], Any] | None:
+    """What reads the heads of the core's formats in a folder; None: there are none."""
     for kind, files in _HEAD_FILES.items():
         if (directory / files.config_name).is_file():
-            load: Callable[[Path], SavedHeads] = kind.from_pretrained
+            load: Callable[[Path], Any] = kind.from_pretrained
             return load
-    if is_medusa_checkpoint(directory):
-        return load_medusa_heads
-    return BlockDrafter.from_pretrained if is_block_drafter(directory) else None
+    return load_medusa_heads if is_medusa_checkpoint(directory) else None
 
 
 def copy_heads(source: Path, directory: Path) -> None:
-    """Writes heads and selector of one folder into another one; heads that are there already stay.
+    """Writes the heads of one folder into another one; heads that are there already stay.
 
     Raises:
         FormatError: see `load_heads`.
         OSError: the directory cannot be written.
     """
-    if has_heads(directory):
-        return
-    heads = load_heads(source)
-    selector = load_selector(source, heads)
-    if selector is not None:
-        selector.save_pretrained(directory / SELECTOR_FOLDER)
-    _save_heads(heads, directory)
+    if not has_heads(directory):
+        _save_heads(load_heads(source), directory)
 
 
-def _save_heads(
-    heads: SavedHeads,
-    directory: Path,
-    base: PreTrainedModel | None = None,
-) -> None:
-    if isinstance(heads, BlockDrafter):
-        heads.save_pretrained(directory / DRAFTER_FOLDER)
-    else:
-        heads.save_pretrained(directory, base)
+def _save_heads(heads: Any, directory: Path, base: PreTrainedModel | None = None) -> None:
+    """Write heads, and remove the files of others."""
+    for extension in _head_formats():
+        heads = extension.write(heads, directory)
+    for kind, files in _HEAD_FILES.items():
+        if isinstance(heads, kind):
+            heads.save_pretrained(directory, base)
+        else:
+            for stale in (files.config_name, files.weights_name):
+                (directory / stale).unlink(missing_ok=True)
 
 
 def load_target(directory: Path, **options: Any) -> PreTrainedModel:

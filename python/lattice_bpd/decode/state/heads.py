@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from lattice_bpd.decode.state.block_heads import BlockDrafterHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.medusa import MedusaHeads
-from lattice_bpd.models.one_pass_drafter import OnePassDrafter
 from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.vocabulary import check_same_ids
@@ -57,12 +55,7 @@ class DraftHeads(Protocol):
 
 
 HeadsOrCallable = (
-    DraftHeads
-    | OnePassDrafter
-    | HeadSource
-    | BlockwiseHeads
-    | BlockwiseLM
-    | Callable[[Tensor], Tensor]
+    DraftHeads | HeadSource | BlockwiseHeads | BlockwiseLM | Callable[[Tensor], Tensor]
 )
 """Types of the argument `heads`."""
 
@@ -95,18 +88,16 @@ class HiddenStateHeads:
 def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
     """Heads of any accepted kind as DraftHeads.
 
-    BlockwiseHeads and MedusaHeads are moved to the device and dtype of the target, a OnePassDrafter
-    to its device.
+    BlockwiseHeads and MedusaHeads are moved to the device and dtype of the target.
 
     Args:
-        heads: DraftHeads, an object with a method `as_draft_heads(target) -> DraftHeads`, a
-            OnePassDrafter, a callable, BlockwiseHeads or None.
-        target: whose embeddings a OnePassDrafter and BlockwiseHeads use.
+        heads: DraftHeads, an object with a method `as_draft_heads(target) -> DraftHeads`, such as
+            a BlockDrafter, a callable, BlockwiseHeads or None.
+        target: whose embeddings heads may use.
 
     Raises:
         TypeError: none of these.
-        ValueError: a OnePassDrafter or BlockwiseHeads of another width or vocabulary, or a
-            OnePassDrafter for an encoder-decoder.
+        ValueError: heads of another width or vocabulary, or for another kind of target.
     """
     if hasattr(heads, "as_draft_heads"):
         bound: DraftHeads = heads.as_draft_heads(target)
@@ -120,12 +111,6 @@ def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
         candidates = HiddenStateHeads(heads.lattice)
         candidates.num_slots = heads.num_slots
         return candidates
-    if isinstance(heads, OnePassDrafter):
-        if isinstance(heads, nn.Module):
-            heads.to(target.device)
-        target.provide_features(heads.hidden_layers)
-        heads.attach(target.base)
-        return BlockDrafterHeads(heads)
     if isinstance(heads, BlockwiseHeads):
         embedding: Any = target.embedding
         weight = getattr(embedding, "weight", None)

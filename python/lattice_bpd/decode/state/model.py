@@ -15,7 +15,6 @@ from lattice_bpd.decode.state.heads import (
     as_draft_heads,
     check_head_logits,
 )
-from lattice_bpd.decode.state.selector_heads import SelectorHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.lm_call import unwrap_model
@@ -33,8 +32,8 @@ class DraftingModel:
         model: a causal LM or an encoder-decoder of `transformers`, a BlockwiseLM, which has heads,
             or a target.
         heads: a callable that returns logits, BlockwiseHeads, whose states pass through the
-            target's output embedding, a BlockDrafter or another OnePassDrafter, or DraftHeads; a
-            BlockwiseLM of this target: its heads and selector; None: those of `model`, or no heads.
+            target's output embedding, DraftHeads, or an object whose method `as_draft_heads` makes
+            them; a BlockwiseLM of this target: its heads; None: those of `model`, or no heads.
 
     Attributes:
         target: the model with the interface that verification uses.
@@ -70,15 +69,14 @@ class DraftingModel:
             self.target.provide_features(layers)
 
     def _heads_of(self, model: BlockwiseLM) -> HeadsOrCallable:
-        """The heads of a BlockwiseLM, with its selector."""
+        """The heads of a BlockwiseLM."""
         if model.base is not self.target.base:
             raise ValueError(
                 f"decode: heads is a BlockwiseLM of another {type(model.base).__name__}; expected "
                 "one of the model that decodes; give model.heads, or decode with its own base"
             )
-        if model.selector is None:
-            return model.heads
-        return SelectorHeads(model, model.selector)
+        heads: HeadsOrCallable = model.heads
+        return heads
 
     def require_causal(self, where: str) -> None:
         """Raise TypeError if the target is an encoder-decoder."""

@@ -214,8 +214,7 @@ def _other_fingerprints(args: argparse.Namespace, model: DraftingModel) -> Itera
         if dtype is not None:
             loaded = BlockwiseLM.from_pretrained(args.measure, args.heads, dtype=dtype)
             yield fingerprint_model(DraftingModel(loaded))
-        if loaded.selector is None:
-            yield fingerprint_model(DraftingModel(loaded.base, loaded.heads))
+        yield fingerprint_model(DraftingModel(loaded.base, loaded.heads))
 
 
 def _to_file(

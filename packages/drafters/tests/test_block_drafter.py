@@ -1,0 +1,299 @@
+"""BlockDrafter: cached drafts, all blocks at once, and a reference in plain loops agree."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from block_drafters import CONFIG, VARIANTS, build_drafter, reference_states
+from blockwise_models import VOCAB, build_base
+from lattice_bpd_drafters import block_drafter as module
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.cache import BlockCache
+from lattice_bpd_drafters.features import read_features
+from lattice_bpd_drafters.layers import BlockDrafterLayer
+
+LENGTH = 23
+
+
+def texts(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids (count, LENGTH) and features."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCAB - 1, (count, LENGTH), generator=generator)
+    return ids, torch.randn(count, LENGTH, CONFIG.feature_size, generator=generator)
+
+
+def fill(drafter: BlockDrafter, cache: BlockCache, features: torch.Tensor, ends: list[int]) -> None:
+    """Append up to `ends`, in pieces of different lengths, drafting in between."""
+    turn = 0
+    while cache.lengths != ends:
+        turn += 1
+        left = [end - have for end, have in zip(ends, cache.lengths, strict=True)]
+        counts = [min(count, 3 + (row + turn) % 4) for row, count in enumerate(left)]
+        piece = torch.full((len(ends), max(counts), CONFIG.feature_size), torch.nan)
+        for row, (count, have) in enumerate(zip(counts, cache.lengths, strict=True)):
+            piece[row, :count] = features[row, have : have + count]
+        drafter.append(cache, piece, counts)
+        drafter.draft_states(cache, torch.zeros(len(ends), dtype=torch.int64))
+
+
+def drafted(drafter: BlockDrafter, ids, features, ends, capacity=None) -> torch.Tensor:
+    """(B, H, D) after features 0 .. end - 1, with the token at `end` as anchor."""
+    cache = drafter.new_cache(len(ends), capacity=capacity)
+    fill(drafter, cache, features, ends)
+    return drafter.draft_states(cache, ids[torch.arange(len(ends)), torch.tensor(ends)])
+
+
+@pytest.mark.parametrize("ends", [[17], [17, 17], [6, 19, 11], [0, 12, 1]])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cached_drafts_are_those_of_all_blocks_at_once(variant, ends):
+    drafter = build_drafter(**VARIANTS[variant])
+    ids, features = texts(len(ends))
+    states = drafted(drafter, ids, features, ends)
+    assert states.shape == (len(ends), drafter.num_slots, CONFIG.hidden_size)
+    # With three other blocks of the same text, so that groups of blocks are padded.
+    anchors = torch.tensor([[2, 3, end, 18] for end in ends])
+    at_once = drafter.train_states(features, ids, anchors).detach()
+    torch.testing.assert_close(states, at_once[:, 2], rtol=0, atol=1e-5)
+    static = drafted(drafter, ids, features, ends, capacity=24)
+    torch.testing.assert_close(states, static, rtol=0, atol=1e-5)
+
+
+def check_against_reference(variant: str) -> None:
+    drafter = build_drafter(**VARIANTS[variant])
+    ids, features = texts(2)
+    ends = [11, 7]
+    states = drafted(drafter, ids, features, ends)
+    at_once = drafter.train_states(features, ids, torch.tensor(ends)[:, None]).detach()[:, 0]
+    for row, end in enumerate(ends):
+        expected = reference_states(drafter, features[row, :end].numpy(), int(ids[row, end]))
+        expected = torch.from_numpy(np.array(expected)).float()
+        torch.testing.assert_close(states[row], expected, rtol=0, atol=2e-5)
+        torch.testing.assert_close(at_once[row], expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_states_are_those_of_the_formulas(variant):
+    check_against_reference(variant)
+
+
+def masks_only(self, anchors):
+    masks = torch.full_like(anchors, self.config.mask_token_id)
+    return EMBED(self, masks)
+
+
+def first_slots(self, states):
+    return self.norm(states[:, : self.num_slots])
+
+
+def normed_context(self, context, angles):
+    return self.self_attn.keys_values(self.input_layernorm(context), angles)
+
+
+def block_from_zero(positions, config, dtype):
+    is_block = positions.shape[1] == config.block_size
+    return ROTARY(positions - positions[:, :1] if is_block else positions, config, dtype)
+
+
+def unnormed_context(self, features):
+    return self.fc(features)
+
+
+EMBED, ROTARY = BlockDrafter._embed, module.rotary
+BREAKS = {
+    "no anchor in position 0": (BlockDrafter, "_embed", masks_only),
+    "slots of the other layout": (BlockDrafter, "_slots", first_slots),
+    "input_layernorm on the context": (BlockDrafterLayer, "context", normed_context),
+    "positions of the block from 0": (module, "rotary", block_from_zero),
+    "no hidden_norm": (BlockDrafter, "_context", unnormed_context),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_known_mistakes_are_noticed(name, monkeypatch):
+    monkeypatch.setattr(*BREAKS[name])
+    with pytest.raises(AssertionError):
+        check_against_reference("fill_in")
+
+
+def test_layer_ids_name_outputs_of_layers():
+    target = build_base("llama").eval()
+    seen = {}
+    for number, layer in enumerate(target.model.layers):
+        layer.register_forward_hook(
+            lambda _module, _inputs, output, number=number: seen.update(
+                {number: output[0] if isinstance(output, tuple) else output}
+            )
+        )
+    target.model.embed_tokens.register_forward_hook(
+        lambda _m, _i, output: seen.update({-1: output})
+    )
+    ids, _ = texts(2)
+    read = read_features(target, ids, (0, -1), with_logits=True)
+    assert torch.equal(read.features, torch.cat([seen[0], seen[-1]], dim=-1))
+    assert read.logits.shape == (2, LENGTH, VOCAB)
+    assert read_features(target, ids, (0,)).logits.shape[1] == 1
+    last = target(ids, output_hidden_states=True).hidden_states[-1]
+    assert torch.equal(read_features(target, ids, (1,)).features, last)
+    with pytest.raises(ValueError, match="those of 2 layers"):
+        read_features(target, ids, (2,))
+
+
+def test_sequences_of_a_cache_are_dropped_and_joined():
+    drafter = build_drafter(**VARIANTS["sliding"])
+    ids, features = texts(3)
+    ends = [6, 19, 11]
+    anchors = ids[torch.arange(3), torch.tensor(ends)]
+    cache = drafter.new_cache(3)
+    fill(drafter, cache, features, ends)
+    states = drafter.draft_states(cache, anchors)
+    cache.keep_sequences([2, 0])
+    assert cache.lengths == [11, 6]
+    torch.testing.assert_close(drafter.draft_states(cache, anchors[[2, 0]]), states[[2, 0]])
+    long = drafter.new_cache(1)
+    drafter.append(long, torch.randn(1, 100, CONFIG.feature_size), [100])  # another capacity
+    single = drafter.new_cache(1)
+    fill(drafter, single, features[1:2], ends[1:2])
+    joined = BlockCache.join([long, single, cache])
+    assert joined.lengths == [100, 19, 11, 6]
+    assert joined.batch == 4
+    again = drafter.draft_states(joined, torch.cat([anchors[:1], anchors[[1, 2, 0]]]))
+    torch.testing.assert_close(again[1:], states[[1, 2, 0]])
+
+
+def test_a_draft_leaves_nothing_in_the_cache():
+    drafter = build_drafter()
+    ids, features = texts(1)
+    cache = drafter.new_cache(1)
+    fill(drafter, cache, features, [9])
+    keys, values = (part[:, :, :, :9].clone() for part in (cache.keys, cache.values))
+    first = drafter.draft_states(cache, ids[:, 9])
+    drafter.draft_states(cache, ids[:, 3])
+    assert cache.lengths == [9]
+    assert torch.equal(cache.keys[:, :, :, :9], keys)
+    assert torch.equal(cache.values[:, :, :, :9], values)
+    assert torch.equal(drafter.draft_states(cache, ids[:, 9]), first)
+
+
+def test_a_static_cache_keeps_its_tensors_and_refuses_more():
+    drafter = build_drafter()
+    _, features = texts(1)
+    cache = drafter.new_cache(1, capacity=12)
+    keys = cache.keys
+    drafter.append(cache, features[:, :8], [8])
+    drafter.draft_states(cache, torch.tensor([3]))
+    assert cache.keys is keys
+    drafter.append(cache, features[:, 8:9], [1])
+    with pytest.raises(ValueError, match="13 positions are needed"):
+        drafter.draft_states(cache, torch.tensor([3]))
+
+
+def test_gradients_reach_every_parameter():
+    drafter = build_drafter(has_mask_embedding=True)
+    ids, features = texts(2)
+    states = drafter.train_states(features, ids, torch.tensor([[3, 9, 12], [5, 6, 7]]))
+    drafter.logits(states).square().mean().backward()
+    assert all(weight.grad is not None and weight.grad.abs().max() > 0
+               for weight in drafter.parameters())  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype):
+    drafter = build_drafter()
+    ids, features = texts(2)
+    expected = drafted(drafter, ids, features, [9, 6])
+    states = drafted(drafter.to(dtype), ids, features, [9, 6])
+    assert states.dtype == dtype
+    error = (states.float() - expected).abs().max()
+    assert error < (0.15 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_embeddings_of_its_own_and_a_reduced_vocabulary():
+    plain = build_drafter()
+    embedding = plain._shared[0].weight.detach()
+    own = build_drafter(has_own_embedding=True, has_own_output=True, draft_vocab_size=10,
+                        logit_scale=0.5)  # fmt: skip
+    chosen = torch.arange(10) * 3 + 2
+    state = {
+        **plain.state_dict(),
+        "embed_tokens.weight": embedding,
+        "d2t": chosen - torch.arange(10),
+        "lm_head.weight": plain._shared[1].weight.detach()[chosen],
+    }
+    own.load_state_dict(state)
+    own._shared = ()
+    ids, features = texts(1)
+    states = drafted(plain, ids, features, [9])
+    torch.testing.assert_close(drafted(own, ids, features, [9]), states)
+    torch.testing.assert_close(own.logits(states), plain.logits(states)[..., chosen] * 0.5)
+    assert own.to_target_ids(torch.tensor([[0, 9]])).tolist() == [[2, 29]]
+    assert plain.to_target_ids(torch.tensor([4])).tolist() == [4]
+
+
+def test_the_targets_embeddings_are_not_its_own():
+    drafter = build_drafter()
+    assert "fc.weight" in drafter.state_dict()
+    assert not [name for name in drafter.state_dict() if "embed" in name or "lm_head" in name]
+    assert len(list(drafter.modules())) == len(list(BlockDrafter(CONFIG).modules()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_size": 3 * VOCAB}, "drafter has a vocabulary of 144, the target one of 48"),
+        ({"hidden_size": 40}, "is 40 wide and the target's input embedding 32"),
+        ({"target_hidden_size": 40}, "hidden states of width 40; those of the target have 32"),
+        ({"hidden_layers": (0, 2)}, r"layers \(0, 2\); the target has 2, expected 0..1"),
+    ],
+)
+def test_another_target_is_refused(options, message):
+    drafter = BlockDrafter(dataclasses.replace(CONFIG, **options))
+    with pytest.raises(ValueError, match=message):
+        drafter.attach(build_base("llama"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_layers": 0}, "num_layers is 0; expected 1 or more"),
+        ({"num_kv_heads": 3}, "num_kv_heads is 3; expected a divisor of 4"),
+        ({"head_dim": 7}, "head_dim is 7; expected an even"),
+        ({"block_size": 1}, "block_size is 1; expected 2 or more"),
+        ({"hidden_layers": ()}, "hidden_layers is"),
+        ({"hidden_layers": (-2,)}, "hidden_layers is"),
+        ({"mask_token_id": VOCAB}, "mask_token_id is 48; expected 0..47"),
+        ({"mask_token_id": None}, "mask_token_id is None; expected a token"),
+        ({"layer_types": ("full_attention",)}, "layer_types is .*expected 2 of them"),
+        ({"layer_types": ("full", "full")}, "layer_types is"),
+        ({"layer_types": ("sliding_attention",) * 2}, "sliding_window is None"),
+        ({"rope_theta": 0.0}, "rope_theta is 0.0; expected a number above 0"),
+        ({"draft_vocab_size": 9}, "draft_vocab_size is 9; expected has_own_output"),
+        (
+            {"draft_vocab_size": 99, "has_own_output": True},
+            "draft_vocab_size is 99; expected 1..48",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_together_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        BlockDrafter(dataclasses.replace(CONFIG, **options))
+
+
+def test_wrong_calls_are_refused():
+    drafter = BlockDrafter(CONFIG)
+    cache = drafter.new_cache(2)
+    with pytest.raises(ValueError, match=r"features has shape \(2, 3, 9\).*expected \(2, 3, 64\)"):
+        drafter.append(cache, torch.zeros(2, 3, 9), [3, 3])
+    with pytest.raises(ValueError, match=r"lengths is \[3, 4\]; expected 0..3"):
+        drafter.append(cache, torch.zeros(2, 3, 64), [3, 4])
+    with pytest.raises(RuntimeError, match=r"call attach\(target\)"):
+        drafter.draft_states(cache, torch.tensor([1, 2]))
+    other = BlockDrafter(dataclasses.replace(CONFIG, num_layers=1)).new_cache(1)
+    with pytest.raises(ValueError, match="2 caches of 2 kinds"):
+        BlockCache.join([cache, other])

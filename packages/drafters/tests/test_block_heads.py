@@ -1,0 +1,221 @@
+"""Decoding with block drafters: the output of generate, and drafts as of one pass over the text."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import CustomGenerate, DecodeState, DraftingModel, generate
+from lattice_bpd.decode.state.statistics import DecodeStats
+from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.verify import Rejection, Sampled
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.config import BlockDrafterConfig
+from lattice_bpd_drafters.heads import BlockDrafterHeads
+from lattice_bpd_kim2024.evaluate import Recording
+from lattice_bpd_kim2024.record.files import read_record
+from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
+from lattice_bpd_kim2024.replay.positions import Rescorers
+from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+from target_models import COUNT, PROMPTS, VOCAB, build_target, plain_generate
+
+LLAMA = {
+    "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 96,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@functools.cache
+def target() -> Any:
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0.0, 0.3)
+    return model.eval()
+
+
+@functools.cache
+def plain() -> list[list[int]]:
+    return [plain_generate(target(), prompt) for prompt in PROMPTS]
+
+
+def drafter(**options: Any) -> BlockDrafter:
+    sizes = {
+        "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
+        "intermediate_size": 48, "vocab_size": VOCAB, "target_hidden_size": 32,
+        "hidden_layers": (1, 3), "block_size": 6, "mask_token_id": 63,
+    }  # fmt: skip
+    torch.manual_seed(5)
+    made = BlockDrafter(BlockDrafterConfig(**{**sizes, **options}))
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0.0, 0.2)
+    return made.eval()
+
+
+@functools.cache
+def lm() -> NGramLM:
+    texts = [np.array(prompt + new, np.int32) for prompt, new in zip(PROMPTS, plain(), strict=True)]
+    return NGramLM.train(texts * 3, 3, vocab_size=VOCAB, smoothing="witten_bell")
+
+
+@pytest.mark.parametrize("strategy", ["bpd", "ngram", "p_best", "chain", "tree", "mixture"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_output_is_that_of_generate(strategy: str, count: int) -> None:
+    model = lm() if strategy != "bpd" else None
+    prompts = PROMPTS[:count] if count > 1 else PROMPTS[0]
+    config = DraftConfig(strategy, top_k=8, num_drafts=4, max_nodes=12)
+    found = generate(target(), prompts, config, heads=drafter(), lm=model, max_new_tokens=COUNT)
+    results = found if count > 1 else [found]
+    assert [result.token_ids for result in results] == plain()[:count]
+    if strategy in ("ngram", "p_best", "tree"):
+        assert sum(sum(result.stats.accept_lengths) for result in results) > 0
+
+
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+@pytest.mark.parametrize("options", [{}, {"next_token_layout": True, "causal": True}])
+def test_drafts_are_those_of_one_pass_over_the_text(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], layout: str
+) -> None:
+    """Logits at every step against `train_states` on features of one plain forward."""
+    seen: list[tuple[list[int], torch.Tensor]] = []
+    read = BlockDrafterHeads.read_states
+
+    def watch(self: BlockDrafterHeads, states: Any) -> torch.Tensor:
+        logits = read(self, states)
+        rows = zip(states, logits, strict=True)
+        seen.extend((list(state.tokens), row) for state, row in rows)
+        return logits
+
+    monkeypatch.setattr(BlockDrafterHeads, "read_states", watch)
+    made = drafter(**options)
+    generate(target(), PROMPTS, "tree", heads=made, lm=lm(), max_new_tokens=COUNT, layout=layout)
+    assert len(seen) > 3 * 8
+    for tokens, logits in seen:
+        ids = torch.tensor([tokens])
+        with torch.inference_mode():
+            states = target()(ids[:, :-1], output_hidden_states=True).hidden_states
+            features = torch.cat([states[layer + 1] for layer in made.hidden_layers], dim=-1)
+            blocks = made.train_states(features, ids, torch.tensor([[len(tokens) - 1]]))
+            expected = made.logits(blocks)[0, 0]
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sequences_that_leave_and_rejoin_keep_their_context() -> None:
+    """A subset of the batch may draft in a step; the others then continue with their own cache."""
+    model = DraftingModel(target(), drafter())
+    hidden = torch.zeros(32)
+    states = [
+        DecodeState(model, list(prompt), len(prompt), hidden, COUNT, DecodeStats())
+        for prompt in PROMPTS
+    ]
+
+    def feed(chosen: list[int], count: int) -> None:
+        for number in chosen:
+            state = states[number]
+            known = len(state.tokens) - 1 if state.memory is not None or state.features else 0
+            text = (PROMPTS[number] + plain()[number])[: len(state.tokens) + count]
+            with torch.inference_mode():
+                output = target()(torch.tensor([text[:-1]]), output_hidden_states=True)
+            rows = torch.cat([output.hidden_states[i + 1][0] for i in (1, 3)], dim=-1)
+            state.features.append(rows[known:])
+            state.tokens = text
+
+    for chosen in ([0, 1, 2], [0, 2], [1], [2, 1], [0, 1, 2]):
+        feed(chosen, 1 + chosen[0])
+        with torch.inference_mode():
+            together = model.read_heads([states[number] for number in chosen])
+        for row, number in enumerate(chosen):
+            tokens = states[number].tokens
+            with torch.inference_mode():
+                output = target()(torch.tensor([tokens[:-1]]), output_hidden_states=True)
+                features = torch.cat([output.hidden_states[i + 1] for i in (1, 3)], dim=-1)
+                made = model.heads.drafter  # type: ignore[union-attr]
+                anchors = torch.tensor([[len(tokens) - 1]])
+                alone = made.logits(made.train_states(features, torch.tensor([tokens]), anchors))
+            torch.testing.assert_close(together[row], alone[0, 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", [Sampled(temperature=0.7), Rejection(temperature=0.7)])
+def test_rules_that_sample(rule: Any) -> None:
+    results = generate(target(), PROMPTS, "sampled" if isinstance(rule, Rejection) else "tree",
+                       heads=drafter(), lm=lm(), max_new_tokens=COUNT, acceptance=rule)  # fmt: skip
+    assert all(len(result.token_ids) == COUNT and result.lossless for result in results)
+
+
+def test_custom_generate_and_certificate() -> None:
+    ids = torch.tensor([PROMPTS[0]])
+    drafting = CustomGenerate(drafter(), lm=lm(), max_nodes=9)
+    output = target().generate(
+        ids, attention_mask=torch.ones_like(ids), custom_generate=drafting, max_new_tokens=COUNT,
+        do_sample=False,
+    )  # fmt: skip
+    assert output[0, len(PROMPTS[0]) :].tolist() == plain()[0]
+    result = generate(target(), PROMPTS[0], "tree", heads=drafter(), lm=lm(), max_new_tokens=COUNT,
+                      certificate=True)  # fmt: skip
+    assert result.token_ids == plain()[0]
+    assert result.certificate.verdict != "different"
+
+
+def test_reduced_draft_vocabulary() -> None:
+    made = drafter(draft_vocab_size=20, has_own_output=True)
+    with torch.no_grad():
+        made.d2t.copy_(torch.arange(0, 60, 3) - torch.arange(20))  # every third token
+    result = generate(target(), PROMPTS[0], "bpd", heads=made, max_new_tokens=COUNT)
+    assert result.token_ids == plain()[0]
+    tree = generate(target(), PROMPTS[0], heads=made, lm=lm(), max_new_tokens=COUNT, top_k=8)
+    assert tree.token_ids == plain()[0]
+
+
+def test_targets_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="vocabulary"):
+        generate(target(), PROMPTS[0], heads=drafter(vocab_size=200))
+    with pytest.raises(ValueError, match="layers"):
+        generate(build_target("llama"), PROMPTS[0], heads=drafter())
+
+
+def test_a_model_folder_with_a_block_drafter(tmp_path: Path) -> None:
+    """Saved beside its target, a drafter is loaded as heads are; other heads replace it."""
+    model = BlockwiseLM(target(), heads=drafter())
+    model.save_pretrained(tmp_path)
+    loaded = BlockwiseLM.from_pretrained(tmp_path)
+    assert isinstance(loaded.heads, BlockDrafter)
+    found = [
+        generate(one, PROMPTS[0], "tree", lm=lm(), max_new_tokens=COUNT) for one in (model, loaded)
+    ]
+    assert found[0].token_ids == found[1].token_ids == plain()[0]
+    assert found[0].stats.accept_lengths == found[1].stats.accept_lengths
+    with pytest.raises(TypeError, match="decode with generate"):
+        loaded.head_logits(torch.zeros(1, 32))
+    BlockwiseLM(target(), num_heads=3).save_pretrained(tmp_path)
+    assert not (tmp_path / "block_drafter").exists()
+    assert isinstance(BlockwiseLM.from_pretrained(tmp_path).heads, BlockwiseHeads)
+
+
+def test_records_replay_what_decoding_does(tmp_path: Path) -> None:
+    """A record of a block drafter's lattices, and the calls of a replay and of live decoding."""
+    pytest.importorskip("pyarrow")
+    model = BlockwiseLM(target(), heads=drafter())
+    prompts = [Prompt(prompt, f"p{n}") for n, prompt in enumerate(PROMPTS)]
+    options = RecordOptions(top_k=8, max_new_tokens=COUNT, batch_size=2, texts_per_shard=2)
+    write_record(tmp_path / "record", model, prompts, options)
+    recording = Recording(read_record(tmp_path / "record").texts)
+    config = DraftConfig(top_k=8, max_nodes=12, num_drafts=4, alpha=0.3)
+    for name in ("bpd", "p_best_ngram", "chain", "tree"):
+        one = replace(config, strategy=name.removesuffix("_ngram"))
+        live = generate(model, PROMPTS, one, lm=lm(), max_new_tokens=COUNT)
+        replayed = recording.replay(STRATEGIES[name], Rescorers(lm()), config)
+        assert replayed.calls.tolist() == [result.stats.target_calls for result in live]

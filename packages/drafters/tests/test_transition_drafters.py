@@ -1,0 +1,510 @@
+"""DFlash2, DSpark and LiLiCorr: scores as of the formulas, files, and known mistakes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from block_drafters import CONFIG
+from blockwise_models import VOCAB, build_base
+from lattice_bpd import FormatError
+from lattice_bpd.decode import generate
+from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd_drafters import scorers
+from lattice_bpd_drafters import selector as candidates
+from lattice_bpd_drafters.block_drafter import BlockDrafter
+from lattice_bpd_drafters.cache import BlockCache
+from lattice_bpd_drafters.config import (
+    MarkovConfig,
+    SelectorConfig,
+)
+from lattice_bpd_drafters.format_checkpoint import tensor_shapes
+from lattice_bpd_drafters.formats import find_format
+from lattice_bpd_drafters.heads import BlockDrafterHeads
+from lattice_bpd_drafters.layers import GroupedConvolution
+from lattice_bpd_drafters.lilicorr import LiLiCorrScorer
+from lattice_bpd_drafters.scorers import MarkovHead
+from transition_drafters import DRAFTERS, LILICORR, build, reference_lattice
+
+ENDS = [11, 7, 0]
+
+
+def texts() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(VOCAB - 1, (len(ENDS), 16), generator=generator)
+    return ids, torch.randn(len(ENDS), 16, CONFIG.feature_size, generator=generator)
+
+
+def lattice_of(drafter: BlockDrafter, top_k: int | None = None) -> LatticeInput:
+    """Of three sequences of different lengths, whose context arrives in two pieces."""
+    ids, features = texts()
+    cache = drafter.new_cache(len(ENDS))
+    first = [min(end, 8) for end in ENDS]
+    drafter.append(cache, features[:, :8], first)
+    rest = torch.stack([torch.roll(row, -count, 0) for row, count in zip(features, first)])  # noqa: B905
+    drafter.append(cache, rest, [end - count for end, count in zip(ENDS, first, strict=True)])
+    anchors = ids[torch.arange(len(ENDS)), torch.tensor(ENDS)]
+    return drafter.lattice(cache, anchors, top_k=top_k)
+
+
+def check_against_reference(drafter: BlockDrafter) -> None:
+    ids, features = texts()
+    found = lattice_of(drafter)
+    for row, end in enumerate(ENDS):
+        expected = reference_lattice(drafter, features[row, :end].numpy(), int(ids[row, end]))
+        assert found.token_ids[row].tolist() == expected.token_ids
+        for name in ("scores", "start", "transitions", "confidences"):
+            if getattr(found, name) is None:
+                assert getattr(expected, name) is None
+                continue
+            tensor = torch.tensor(np.array(getattr(expected, name))).float()
+            torch.testing.assert_close(getattr(found, name)[row], tensor, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_scores_are_those_of_the_formulas(name):
+    drafter = build(name)
+    check_against_reference(drafter)
+    found = lattice_of(drafter)
+    assert found.unary == ("replaced" if "lilicorr" in name else "included")
+    assert found.normalization == "local"
+    assert found.start.dtype == found.transitions.dtype == found.scores.dtype == torch.float32
+    assert (found.confidences is None) == (drafter.confidence_head is None)
+
+
+@pytest.mark.parametrize("name", ["dflash2", "three_taps", "lilicorr_convolved"])
+def test_convolutions_stay_within_blocks(name):
+    """All blocks of a text at once give the states of one block after a cache."""
+    drafter = build(name)
+    ids, features = texts()
+    cache = drafter.new_cache(1)
+    drafter.append(cache, features[:1, :9], [9])
+    states = drafter.draft_states(cache, ids[0, 9:10])
+    at_once = drafter.train_states(features[:1], ids[:1], torch.tensor([[2, 9, 5]])).detach()
+    torch.testing.assert_close(at_once[:, 1], states, rtol=0, atol=1e-5)
+
+
+def normalized(drafter, states, anchors, top_k):
+    slots = FIND(drafter, states, anchors, top_k)
+    return slots._replace(logits=slots.logits - slots.log_total)
+
+
+def no_anchor(drafter, states, anchors, top_k):
+    return FIND(drafter, states, torch.zeros_like(anchors), top_k)
+
+
+def raw_scores(drafter, states, anchors, top_k):
+    slots = FIND(drafter, states, anchors, top_k)
+    return slots._replace(log_total=torch.zeros_like(slots.log_total))
+
+
+def cap_before_scale(self, states):
+    cap, scale = self.config.logit_softcap, self.config.logit_scale
+    return scale * cap * torch.tanh(self._target_embedding(1)(states) / cap)
+
+
+def one_row_too_early(self, context, counts):
+    KEEP(self, torch.roll(context, 1, 1), counts)
+
+
+def newest_of_padding(self, context, counts):
+    KEEP(self, context, [context.shape[1]] * len(counts))
+
+
+def lambda_of_paper(self, config, *sizes):
+    INIT(self, replace(config, logit_scale=8.0), *sizes)
+
+
+def eps_of_paper(self, config, *sizes):
+    INIT(self, replace(config, vector_eps=1e-4), *sizes)
+
+
+def state_before(self, previous, states, draft_ids):
+    shifted = torch.roll(states, 1, 1) if states.ndim == 3 else states
+    return MARKOV(self, previous, shifted, draft_ids)
+
+
+def transposed_bias(self, num_slots, top_k):
+    return BIAS(self, num_slots, top_k).transpose(1, 2)
+
+
+def over_the_start(self, inputs, normed, side):
+    """The first position reads the last one of the block, as if blocks were one long row."""
+    output = CONVOLVE(self, inputs, normed, side)
+    blocks = inputs.reshape(-1, self.block_size, inputs.shape[-1])
+    extra = self.base_kernel[side, 1] * blocks[:, -1]
+    output.view(blocks.shape)[:, 0] += extra
+    return output
+
+
+def other_side(self, inputs, normed, side):
+    return CONVOLVE(self, inputs, normed, 1 - side)
+
+
+def scaled_mask_only(self, anchors):
+    block = EMBED(self, anchors)
+    block[:, :, 0] /= self.config.embedding_scale
+    return block
+
+
+FIND, KEEP, INIT = scorers.find_candidates, BlockCache.keep_newest, LiLiCorrScorer.__init__
+MARKOV, BIAS, CONVOLVE = (
+    MarkovHead.pair_scores, LiLiCorrScorer._attention_bias, GroupedConvolution.forward
+)  # fmt: skip
+EMBED = BlockDrafter._embed
+MISTAKES: dict[str, tuple[str, tuple[Any, str, Any]]] = {
+    "U is a log probability": ("dflash2", (scorers, "find_candidates", normalized)),
+    "logits capped, then scaled": ("dflash2", (BlockDrafter, "logits", cap_before_scale)),
+    "masks are scaled, not the anchor": ("dflash2", (BlockDrafter, "_embed", scaled_mask_only)),
+    "slot 0 does not follow the anchor": ("dflash2", (scorers, "find_candidates", no_anchor)),
+    "nor in DSpark": ("dspark", (scorers, "find_candidates", no_anchor)),
+    "U of DSpark is a log probability": ("dspark", (scorers, "find_candidates", normalized)),
+    "gate reads the slot before": ("dspark_gated", (MarkovHead, "pair_scores", state_before)),
+    "taps read over the start": ("dflash2", (GroupedConvolution, "forward", over_the_start)),
+    "sides of the convolution": ("dflash2", (GroupedConvolution, "forward", other_side)),
+    "anchor row one too early": ("lilicorr", (BlockCache, "keep_newest", one_row_too_early)),
+    "anchor row of the padding": ("lilicorr", (BlockCache, "keep_newest", newest_of_padding)),
+    "lambda is not the config's": ("lilicorr", (LiLiCorrScorer, "__init__", lambda_of_paper)),
+    "eps is not the config's": ("lilicorr", (LiLiCorrScorer, "__init__", eps_of_paper)),
+    "raw logits for log probabilities": ("lilicorr", (scorers, "find_candidates", raw_scores)),
+    "slot(k) - slot(q)": ("lilicorr", (LiLiCorrScorer, "_attention_bias", transposed_bias)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_known_mistakes_are_noticed(mistake, monkeypatch):
+    name, patch = MISTAKES[mistake]
+    drafter = build(name)
+    if patch[1] == "__init__":
+        monkeypatch.setattr(*patch)
+        broken = build(name)
+        broken.lilicorr.load_state_dict(drafter.lilicorr.state_dict())
+        drafter = broken
+    else:
+        monkeypatch.setattr(*patch)
+    with pytest.raises(AssertionError):
+        check_against_reference(drafter)
+
+
+def test_without_a_token_before_the_anchor_the_anchor_state_is_zero():
+    """Not the bias of its projection: then the scores of slot 0 do not depend on the candidates."""
+    drafter = build("lilicorr")
+    with torch.no_grad():
+        drafter.lilicorr.anchor_out_head.bias.zero_()
+    found = lattice_of(drafter)
+    assert found.start[2].abs().max() == 0
+    assert found.start[:2].abs().max() > 0.1
+    fresh = drafter.lattice(drafter.new_cache(1), torch.tensor([3]))
+    assert fresh.start.abs().max() == 0
+
+
+@pytest.mark.parametrize("name", ["dflash2", "dspark_gated", "lilicorr"])
+def test_fewer_candidates_are_the_first_ones(name):
+    drafter = build(name)
+    many, few = lattice_of(drafter), lattice_of(drafter, top_k=3)
+    assert torch.equal(few.token_ids, many.token_ids[..., :3])
+    if name != "lilicorr":  # whose scores depend on all candidates
+        torch.testing.assert_close(few.transitions, many.transitions[..., :3, :3])
+    most = LILICORR.top_k if name == "lilicorr" else VOCAB
+    with pytest.raises(ValueError, match=rf"top_k is {most + 1}; expected 1\.\.{most}"):
+        lattice_of(drafter, top_k=most + 1)
+
+
+def test_the_walk_takes_the_best_candidate_after_the_one_before():
+    start = torch.tensor([[0.0, 2.0], [1.0, 0.0]])
+    transitions = torch.tensor([[[[9.0, 0.0], [0.0, 1.0]]], [[[0.0, 1.0], [5.0, 0.0]]]])
+    assert candidates.greedy_walk(start, transitions).tolist() == [[1, 1], [0, 1]]
+
+
+def test_equal_logits_are_ordered_by_token_id():
+    logits = torch.tensor([[1.0, 3.0, 3.0, -1.0, 3.0]])
+    assert candidates.top_ids(logits, 4).tolist() == [[1, 2, 4, 0]]
+
+
+def test_a_drafter_without_scorer_has_no_lattice():
+    drafter = build("dflash2", scorer=None)
+    with pytest.raises(ValueError, match="has no transition scores"):
+        lattice_of(drafter)
+
+
+BAD_SIZES = [
+    ({"convolution": replace(DRAFTERS["dflash2"]["convolution"], group_size=5)}, "group_size is 5"),
+    ({"scorer": SelectorConfig(0, 4)}, "rank is 0"),
+    ({"scorer": SelectorConfig(4, VOCAB + 1)}, "top_k is 49; expected 1..48"),
+    ({"scorer": MarkovConfig(2, confidence_reads_token=True)}, "expected has_confidence with it"),
+    ({"scorer": LILICORR, "next_token_layout": True}, "fill-in layout"),
+    ({"scorer": replace(LILICORR, num_heads=5)}, "num_heads is 5; expected a divisor"),
+    ({"scorer": replace(LILICORR, vector_eps=0.0)}, "vector_eps is 0.0"),
+    ({"scorer": SelectorConfig(2, 2), "vocab_size": None}, "scores pairs of tokens"),
+    ({"logit_softcap": 0.0}, "logit_softcap is 0.0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SIZES)
+def test_sizes_that_do_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        BlockDrafter(replace(CONFIG, **changes))
+
+
+FORMATS = {
+    **{name: ["z-lab"] for name in DRAFTERS},
+    "dspark": ["z-lab", "deepspec", "speculators"],
+    "dspark_gated": ["z-lab", "deepspec"],
+    "dspark_fill_in": ["z-lab", "deepspec", "speculators"],
+}
+
+
+def same_top_k(drafter: BlockDrafter) -> BlockDrafter:
+    """With the number of candidates that a file of DSpark, which has none, is loaded with."""
+    if isinstance(drafter.config.scorer, MarkovConfig):
+        drafter.config = replace(drafter.config, scorer=replace(drafter.config.scorer, top_k=16))
+    return drafter
+
+
+def check_equal(found: LatticeInput, expected: LatticeInput) -> None:
+    for field in ("token_ids", "scores", "start", "transitions", "confidences"):
+        one, other = getattr(found, field), getattr(expected, field)
+        assert (one is None and other is None) or torch.equal(one, other), field
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "kind"), [(n, kind) for n in FORMATS for kind in FORMATS[n]])
+def test_round_trip_gives_equal_scores(name, kind, dtype, tmp_path):
+    saved = same_top_k(build(name)).to(dtype)
+    saved.save_pretrained(tmp_path, format=kind)
+    assert find_format(tmp_path) == kind
+    loaded = BlockDrafter.from_pretrained(tmp_path)
+    assert loaded.config == saved.config
+    loaded._shared = saved._shared
+    check_equal(lattice_of(loaded), lattice_of(saved))
+    shapes = {key: tuple(value.shape) for key, value in saved.state_dict().items()}
+    assert shapes == tensor_shapes(saved.config)
+
+
+def test_a_draft_vocabulary_scores_pairs_of_target_ids(tmp_path):
+    own = {"has_own_embedding": True, "has_own_output": True, "draft_vocab_size": 20}
+    for name in ("dspark", "dflash2"):
+        drafter = same_top_k(build(name, **own))
+        with torch.no_grad():
+            drafter.d2t.copy_(torch.arange(20) + 3)
+            drafter.lm_head.weight.mul_(20)
+        drafter.save_pretrained(tmp_path / name)
+        loaded = BlockDrafter.from_pretrained(tmp_path / name)
+        loaded._shared = drafter._shared
+        found = lattice_of(loaded)
+        check_equal(found, lattice_of(drafter))
+        assert bool((found.token_ids % 2 == 1).all())  # target id = 2 * draft id + 3
+        slot, before, after = 1, 2, 0
+        a, b = (int(found.token_ids[0, slot - 1 + n, i]) for n, i in ((0, before), (1, after)))
+        pair = float(found.transitions[0, slot - 1, before, after] - found.scores[0, slot, after])
+        if name == "dspark":
+            vectors = drafter.markov_head.markov_w1.weight[a], drafter.markov_head.markov_w2.weight
+            expected = float((vectors[0] @ vectors[1][(b - 3) // 2]).detach())
+            assert pair == pytest.approx(expected, abs=1e-4)
+
+
+def edit(folder: Path, changes: dict[str, Any], tensors: Any = None) -> None:
+    """Change config.json (a dotted name is nested, None removes), and rename or change tensors."""
+    content = json.loads((folder / "config.json").read_text())
+    for name, value in changes.items():
+        *outer, last = name.split(".")
+        inner = content
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner.pop(last, None)
+        if value is not None:
+            inner[last] = value
+    (folder / "config.json").write_text(json.dumps(content))
+    if tensors is not None:
+        stored = tensors(load_file(folder / "model.safetensors"))
+        save_file(stored, folder / "model.safetensors")
+
+
+def numbered_parts(stored: dict[str, Any]) -> dict[str, Any]:
+    """The spelling of LiLiCorr's training module."""
+    spelling = {
+        "feature_norm.": "feature_mlp.0.", "feature_mlp.up_proj.": "feature_mlp.1.",
+        "feature_mlp.down_proj.": "feature_mlp.3.", ".mlp.up_proj.": ".mlp.0.",
+        ".mlp.down_proj.": ".mlp.2.",
+    }  # fmt: skip
+    renamed = {}
+    for name, value in stored.items():
+        if name.startswith("lilicorr."):
+            for old, new in spelling.items():
+                name = name.replace(old, new)
+        renamed[name] = value
+    assert "lilicorr.layers.0.mlp.2.bias" in renamed
+    return renamed
+
+
+def test_both_spellings_of_lilicorr_are_read(tmp_path):
+    saved = build("lilicorr")
+    saved.save_pretrained(tmp_path)
+    edit(tmp_path, {}, numbered_parts)
+    loaded = BlockDrafter.from_pretrained(tmp_path)
+    loaded._shared = saved._shared
+    check_equal(lattice_of(loaded), lattice_of(saved))
+    edit(tmp_path, {}, lambda ts: ts | {"lilicorr.feature_norm.weight": torch.ones(5)})
+    with pytest.raises(FormatError, match=r"two tensors that are lilicorr\.feature_norm\.weight"):
+        BlockDrafter.from_pretrained(tmp_path)
+
+
+def test_scale_and_eps_of_lilicorr_are_read_from_the_config(tmp_path):
+    saved = build("lilicorr")
+    saved.save_pretrained(tmp_path)
+    changed = {"logit_scale": 5.5, "vector_eps": 0.25}
+    edit(tmp_path, {f"dflash_config.lilicorr_{key}": value for key, value in changed.items()})
+    loaded = BlockDrafter.from_pretrained(tmp_path)
+    assert loaded.config.scorer == replace(LILICORR, **changed)
+    loaded._shared = saved._shared
+    assert not torch.allclose(lattice_of(loaded).start, lattice_of(saved).start * 5.5 / 3.0)
+
+
+def test_a_dflash2_config_as_published(tmp_path):
+    build("dflash2", logit_scale=1.0, logit_softcap=None, embedding_scale=1.0).save_pretrained(
+        tmp_path
+    )
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content["architectures"] == ["DFlash2DraftModel"]
+    assert content["dflash_config"] == {
+        "mask_token_id": VOCAB - 1, "target_layer_ids": [0, 1], "conv_kernel_size": 2,
+        "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5,
+    }  # fmt: skip
+    for outer in ("", "dflash_config."):
+        edit(tmp_path, {f"{outer}input_embedding_scale": 2.0, f"{outer}output_multiplier": 0.5,
+                        f"{outer}final_logit_softcapping": 30.0})  # fmt: skip
+        config = BlockDrafter.from_pretrained(tmp_path).config
+        transforms = (config.embedding_scale, config.logit_scale, config.logit_softcap)
+        assert transforms == (2.0, 0.5, 30.0)
+    edit(tmp_path, {"output_multiplier": 0.25})
+    with pytest.raises(
+        FormatError, match=r"output_multiplier is \[0.25, 0.5\]; expected one value"
+    ):
+        BlockDrafter.from_pretrained(tmp_path)
+
+
+def test_layouts_of_dspark_files_that_do_not_say(tmp_path):
+    """Next token in DeepSpec's and SpecForge's files, fill-in in those of speculators."""
+    for kind, key in (("deepspec", ""), ("z-lab", "dflash_config."), ("speculators", "")):
+        build("dspark").save_pretrained(tmp_path / kind, format=kind)
+        edit(tmp_path / kind, {f"{key}sample_from_anchor": None})
+        config = BlockDrafter.from_pretrained(tmp_path / kind).config
+        assert config.next_token_layout == (kind != "speculators")
+        assert config.num_slots == 4 - (kind == "speculators")
+
+
+def test_the_embedding_is_a_layer_of_deepspec(tmp_path):
+    drafter = build("dspark")
+    drafter.save_pretrained(tmp_path, format="deepspec")
+    edit(tmp_path, {"target_layer_ids": [-1, 0]})
+    assert BlockDrafter.from_pretrained(tmp_path).hidden_layers == (-1, 0)
+
+
+BAD_FILES = [
+    ("dspark", "deepspec", {"markov_head_type": "rnn"}, "'rnn'; its logits depend on whole prefix"),
+    ("dspark", "z-lab", {"dflash_config.markov_head_type": "rnn"}, "depend on whole prefixes"),
+    ("dspark", "speculators", {"markov_head_type": "rnn"}, "depend on whole prefixes"),
+    ("dspark", "deepspec", {"markov_head_type": "mlp"}, "expected 'vanilla' or 'gated'"),
+    ("dspark", "deepspec", {"markov_head_type": "gated"}, "lacks markov_head.gate_proj"),
+    ("dspark_gated", "deepspec", {"markov_head_type": "vanilla"}, "has markov_head.gate_proj"),
+    ("dspark", "deepspec", {"markov_rank": 8}, r"markov_w1.weight has shape \(48, 7\)"),
+    ("dspark", "deepspec", {"markov_rank": None}, "markov_rank is None"),
+    ("dspark", "deepspec", {"enable_confidence_head": False}, "has confidence_head.proj"),
+    ("dspark", "deepspec", {"confidence_head_with_markov": True}, r"proj.weight has shape \(1, 32"),
+    ("dspark", "deepspec", {"num_target_layers": 1}, "target_layer_ids is .*expected -1..0"),
+    ("dspark", "deepspec", {"target_layer_ids": [-2, 1]}, "integers of -1 or more"),
+    ("dspark", "speculators", {"speculators_model_type": "dflash"}, "options .*markov_rank"),
+    ("dspark", "z-lab", {"dflash_config.projector_type": "domino"}, "Domino drafter.*whole prefix"),
+    ("dspark", "z-lab", {"architectures": ["Qwen3XPressModel"]}, "xPress drafter .*whole draft"),
+    ("dflash2", "z-lab", {"dflash_config.selector_rank": None}, "selector_rank is None"),
+    ("dflash2", "z-lab", {"dflash_config.selector_rank": 5}, r"codebook has shape \(48, 6\)"),
+    ("dflash2", "z-lab", {"dflash_config.selector_top_k": 99}, "top_k is 99; expected 1..48"),
+    ("dflash2", "z-lab", {"dflash_config.conv_group_size": None}, "conv_group_size is None"),
+    ("dflash2", "z-lab", {"dflash_config.conv_kernel_size": 3}, "base_kernel has shape"),
+    ("dflash2", "z-lab", {"dflash_config.projector_type": "lilicorr"}, "hidden_size is None"),
+    ("lilicorr", "z-lab", {"dflash_config.lilicorr_logit_scale": None}, "logit_scale is None"),
+    ("lilicorr", "z-lab", {"dflash_config.lilicorr_vector_eps": None}, "vector_eps is None"),
+    ("lilicorr", "z-lab", {"dflash_config.lilicorr_enabled": False}, "enabled is False"),
+    ("lilicorr", "z-lab", {"dflash_config.lilicorr_num_layers": 10**9}, "of 1000000000 layers"),
+    ("lilicorr", "z-lab", {"dflash_config.lilicorr_num_layers": 1}, "has lilicorr.layers.1"),
+    ("lilicorr", "z-lab", {"dflash_config.lilicorr_hidden_size": 0}, "num_heads is 3; expected"),
+    ("lilicorr", "z-lab", {"block_size": 5}, "slot_embedding has shape"),
+    ("lilicorr", "z-lab", {"dflash_config.lilicorr_dropout": 0.1}, "unknown options dflash"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind", "changes", "message"), BAD_FILES)
+def test_files_that_do_not_fit(name, kind, changes, message, tmp_path):
+    build(name).save_pretrained(tmp_path, format=kind)
+    edit(tmp_path, changes)
+    with pytest.raises(FormatError, match=message):
+        BlockDrafter.from_pretrained(tmp_path)
+
+
+CANNOT_SAVE = [
+    ("dflash2", "muse-glimmer", "transition scores"),
+    ("dflash2", "speculators", "a selector"),
+    ("dflash2", "deepspec", "has no Markov head"),
+    ("lilicorr", "speculators", "a selector"),
+    ("dspark_gated", "speculators", "a logit scale"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "message"), CANNOT_SAVE)
+def test_what_a_format_cannot_hold_is_not_saved(name, kind, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        build(name).save_pretrained(tmp_path / "x", format=kind)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["dflash2", "dspark_gated", "lilicorr"])
+def test_decoding_gives_the_lattice_of_the_whole_text(name, monkeypatch):
+    """Caches that grow, are joined and lose sequences keep the context of each sequence."""
+    drafter = build(name)
+    target = build_target()
+    seen: list[tuple[list[int], LatticeInput, int]] = []
+    read = BlockDrafterHeads.read_states
+
+    def watch(self: BlockDrafterHeads, states: Any) -> LatticeInput:
+        found = read(self, states)
+        seen.extend((list(state.tokens), found, row) for row, state in enumerate(states))
+        return found
+
+    monkeypatch.setattr(BlockDrafterHeads, "read_states", watch)
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8]]
+    results = generate(target, prompts, "p_best", heads=drafter, max_new_tokens=12, top_k=4)
+    for prompt, result in zip(prompts, results, strict=True):
+        ids = torch.tensor([prompt])
+        plain = target.generate(ids, max_new_tokens=12, do_sample=False)[0, len(prompt) :]
+        assert result.token_ids == plain.tolist()
+    assert len(seen) > 12
+    for tokens, found, row in seen:
+        with torch.inference_mode():
+            states = target(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
+            features = torch.cat([states[layer + 1] for layer in drafter.hidden_layers], dim=-1)
+            cache = drafter.new_cache(1)
+            drafter.append(cache, features, [len(tokens) - 1])
+            expected = drafter.lattice(cache, torch.tensor(tokens[-1:]))
+        torch.testing.assert_close(found.start[row], expected.start[0], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            found.transitions[row], expected.transitions[0], rtol=1e-3, atol=1e-3
+        )
+
+
+def build_target() -> Any:
+    """A target whose tokens differ; the drafter is attached to it by `generate`."""
+    torch.manual_seed(0)
+    base = build_base("llama").eval()
+    with torch.no_grad():
+        base.get_input_embeddings().weight.mul_(20)
+    return base

@@ -1,1 +1,0 @@
-"""Checkpoint formats of block drafters: z-lab, SpecForge, speculators, DeepSpec, Muse-Glimmer."""

@@ -1,1 +1,0 @@
-"""Training of block drafters for a frozen target."""
