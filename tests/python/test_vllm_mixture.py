@@ -108,12 +108,12 @@ def test_texts_are_those_of_the_requests(vllm: Any, monkeypatch: pytest.MonkeyPa
     for _ in range(3):
         runner.step()
     texts = mixture.texts._texts
-    assert {name: len(text) for name, text in texts.items()} == {
+    assert {name: len(text.drafts) for name, text in texts.items()} == {
         str(i): len(one.text) for i, one in enumerate(requests)
     }
     requests[1].text = requests[1].text[:3]  # a request of the same name begins again
     runner.step()
-    assert len(texts["1"]) == len(requests[1].text)
+    assert len(texts["1"].drafts) == len(requests[1].text)
     for name in ("0", "2"):  # two requests end
         del runner.requests[name]
     runner.batch = requests[1:2]

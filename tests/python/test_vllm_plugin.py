@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from fake_vllm import (
 )
 from lattice_bpd import DraftConfig
 from lattice_bpd.models import MedusaHeads
+from lattice_bpd_vllm import counters, step_drafter
 from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.proposer import LatticeProposer
@@ -390,11 +393,15 @@ def test_the_logits_decide_and_not_the_configuration(
         LatticeProposer(config).load_model(Target())
 
 
-def test_adapters_are_refused(vllm: Any) -> None:
+def test_adapters_are_refused_with_heads(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of()
     config.lora_config = object()
-    with pytest.raises(ValueError, match="LoRA is enabled; expected no adapters"):
-        LatticeProposer(config)
+    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), "mixture", VOCAB)
+    monkeypatch.setattr(module, "load_parts", lambda _: parts)
+    with pytest.raises(ValueError, match="LoRA is enabled, and there are draft heads"):
+        LatticeProposer(config).load_model(Target())
+    monkeypatch.setattr(module, "load_parts", lambda _: replace(parts, heads=None))
+    LatticeProposer(config).load_model(Target())
 
 
 def test_heads_of_another_width_are_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,3 +428,72 @@ def test_counts_are_logged(
         runner.step()
     assert "2 drafts of 8 tokens, 0 verified" in caplog.text
     assert "4 drafts of 16 tokens, 8 verified, 8 accepted (100.0%), 3.00 tokens" in caplog.text
+
+
+def test_a_drafter_that_does_not_pay_is_told_once(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Heads of another model, whose drafts are never accepted, and whose time is all of a step."""
+    for name, value in {"_JUDGED_TOKENS": 20, "_JUDGED_STEPS": 4}.items():
+        monkeypatch.setattr(counters, name, value)
+    monkeypatch.setattr(step_drafter, "_ADVICE_STEPS", 1)
+    right = PerfectHeads.forward
+    monkeypatch.setattr(PerfectHeads, "forward", lambda *a: right(*a).roll(1, dims=-1))
+    with caplog.at_level(logging.INFO, "vllm.lattice_bpd"):
+        proposer = make_proposer(monkeypatch)
+        object.__setattr__(proposer.options, "log_seconds", 60.0)
+        runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 4])])
+        for _ in range(12):
+            runner.step()
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 2
+    assert re.search(r"0\.0% of \d+ draft tokens were accepted; expected 10%", warned[0])
+    assert re.search(r"drafting takes \d+% of a step", warned[1])
+
+
+def test_good_drafts_give_no_warning(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(counters, "_JUDGED_TOKENS", 20)
+    monkeypatch.setattr(step_drafter, "_ADVICE_STEPS", 1)
+    proposer = make_proposer(monkeypatch)
+    object.__setattr__(proposer.options, "log_seconds", 60.0)
+    runner = vllm.runner(proposer, [Request([1, 2])])
+    for _ in range(10):
+        runner.step()
+    assert proposer.counters.accepted_tokens > 10
+    assert "WARNING" not in [record.levelname for record in caplog.records]
+
+
+@pytest.mark.parametrize("own", [0.0005, 0.002])
+def test_the_time_of_drafting_is_compared_with_that_of_a_step(own: float) -> None:
+    advice, counts = counters.Advice(8, "mixture"), counters.DraftCounters()
+    now = 0.0
+    for n in range(400):
+        advice.add_step(now, now + own, 6)
+        now += 0.01 if n % 50 else 7.0  # no request for seconds
+    lines = advice.lines(counts)
+    assert [line for line in lines if "of a step" in line] == lines
+    assert bool(lines) == (own == 0.002)
+    assert "20% of a step, 2.00 of 10.00 ms" in "".join(lines) or not lines
+
+
+def test_more_draft_tokens_than_pay_are_told() -> None:
+    for longest, told in ((0, False), (3, True), (4, True), (5, False)):
+        advice = counters.Advice(8, "mixture")
+        for n in range(300):
+            advice.add_step(0.01 * n, 0.01 * n, longest)
+        lines = advice.lines(counters.DraftCounters())
+        assert bool(lines) == told
+        assert not told or f"had {longest} tokens in 299 steps" in lines[0]
+
+
+def test_more_draft_tokens_than_slots_are_told(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_proposer(monkeypatch)
+    assert "slots" not in caplog.text
+    config = config_of(log_seconds=0)
+    config.speculative_config.num_speculative_tokens = SLOTS + 2
+    LatticeProposer(config).load_model(Target())
+    assert "num_speculative_tokens is 6, the heads have 4 slots" in caplog.text

@@ -31,6 +31,7 @@ class EngineStep(NamedTuple):
         features: (N, n*D) hidden states of the layers that the drafter reads, of all N tokens of
             the step; None: it reads none.
         layout: where these N tokens are in the engine's KV cache; None without features.
+        tenants: whom each request is of; None: all of one.
     """
 
     kept: Sequence[Sequence[int]]
@@ -46,6 +47,7 @@ class EngineStep(NamedTuple):
     active: Collection[str]
     features: Tensor | None = None
     layout: CacheLayout | None = None
+    tenants: Sequence[str] | None = None
 
 
 class DraftBatch(NamedTuple):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_LEAST_ACCEPTED = 0.1  # share of verified draft tokens
+_MOST_OWN = 0.1  # drafting's share of the time of steps
+_JUDGED_TOKENS, _JUDGED_STEPS = 1000, 256  # from which counts say something
+_IDLE_SECONDS = 1.0  # longer steps waited for requests
+
 
 @dataclass
 class DraftCounters:
@@ -42,3 +47,67 @@ class DraftCounters:
             f"{self.tokens / max(self.target_calls, 1):.2f} tokens per call of the target, "
             f"{milliseconds:.2f} ms per step in {self.steps} steps{failed}"
         )
+
+
+class Advice:
+    """What the counts say about a drafter that does not pay, each thing once.
+
+    Args:
+        num_tokens: draft tokens that the engine verifies at most for a request.
+        draft: the draft form.
+    """
+
+    def __init__(self, num_tokens: int, draft: str) -> None:
+        self._num_tokens, self._draft = num_tokens, draft
+        self._left = ["acceptance", "time", "length"]
+        self._own = self._whole = 0.0
+        self._timed = self._longest = 0
+        self._last: tuple[float, float] | None = None
+
+    def add_step(self, start: float, end: float, longest: int) -> None:
+        """Count a step.
+
+        Args:
+            start: when drafting for it began, in seconds.
+            end: when it ended.
+            longest: tokens of its longest draft.
+        """
+        if self._last is not None and start - self._last[0] < _IDLE_SECONDS:
+            self._own += self._last[1] - self._last[0]
+            self._whole += start - self._last[0]
+            self._timed += 1
+        self._last = start, end
+        self._longest = max(self._longest, longest)
+
+    def lines(self, counters: DraftCounters) -> list[str]:
+        """What to log now."""
+        found = {}
+        verified, share = counters.verified_tokens, self._own / max(self._whole, 1e-9)
+        if verified >= _JUDGED_TOKENS and counters.accepted_tokens < _LEAST_ACCEPTED * verified:
+            found["acceptance"] = (
+                f"lattice-bpd: {counters.accepted_tokens / verified:.1%} of {verified} draft "
+                f"tokens were accepted; expected {_LEAST_ACCEPTED:.0%} or more. Are heads and LMs "
+                "of this model? Give an LM of its own text (`lattice-bpd build`, option lm), or "
+                "serve without the plug-in"
+            )
+        if self._timed >= _JUDGED_STEPS and share > _MOST_OWN:
+            found["time"] = (
+                f"lattice-bpd: drafting takes {share:.0%} of a step, "
+                f"{1e3 * self._own / self._timed:.2f} of {1e3 * self._whole / self._timed:.2f} ms; "
+                f"expected {_MOST_OWN:.0%} or less. Draft without heads "
+                '("sources": ["lm", "text"]), or with a lower top_k'
+            )
+        if (
+            self._draft == "mixture"
+            and self._timed >= _JUDGED_STEPS
+            and 0 < 2 * self._longest <= self._num_tokens
+        ):
+            found["length"] = (
+                f"lattice-bpd: the longest draft that was expected to pay had {self._longest} "
+                f"tokens in {self._timed} steps; num_speculative_tokens is {self._num_tokens}, and "
+                "vLLM reserves positions of its KV cache for all of them: "
+                f"{self._longest + 1} would do"
+            )
+        new = [name for name in self._left if name in found]
+        self._left = [name for name in self._left if name not in found]
+        return [found[name] for name in new]

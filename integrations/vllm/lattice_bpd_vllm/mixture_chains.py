@@ -1,8 +1,9 @@
-"""One draft for each request from a gated mixture of heads, n-gram LMs and the text so far."""
+"""One draft for each request from a gated mixture of heads, n-gram LMs and texts."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from lattice_bpd_vllm.draft_lengths import DraftLengths
 from lattice_bpd_vllm.drafting import Chains
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.request_texts import RequestTexts
+from lattice_bpd_vllm.served_texts import ServedTexts
 
 _WHERE = "MixtureChains"
 _THREADED = 32  # requests from which on several threads search
@@ -32,6 +34,7 @@ class MixtureChains:
         num_tokens: draft tokens that the engine verifies at most for a request.
         threads: of top-k and search, 0 for all cores.
         may_pause: see `DraftLengths`.
+        served: texts served before, a source too; None: without.
 
     Attributes:
         lengths: how many tokens are drafted.
@@ -49,17 +52,22 @@ class MixtureChains:
         threads: int,
         *,
         may_pause: bool,
+        served: ServedTexts | None = None,
     ) -> None:
         sources, gates, heads = parts.config.sources, parts.gates, parts.heads is not None
         text = sources is None or "text" in sources
-        names = source_names(len(parts.lms), heads=heads, text=text, store=False)
+        names = source_names(len(parts.lms), heads=heads, text=text, store=served is not None)
         if gates is None or gates.sources != names:
             gates = Gates.default(names)
-        mixture = make_mixture(
-            vocab_size, parts.lms, heads=heads, text=text, store=None, gates=gates
-        )
+        make = partial(make_mixture, vocab_size, parts.lms, heads=heads, text=text, gates=gates)
+        if served is None:
+            mixture = make(store=None)
+            self.texts = RequestTexts(lambda _: mixture)
+        else:
+            self.texts = RequestTexts(
+                lambda tenant: make(store=served.store_of(tenant)), served.add
+            )
         self.lengths = DraftLengths(num_tokens, has_slots=heads, may_pause=may_pause)
-        self.texts = RequestTexts(mixture)
         self._top_k, self._threads = parts.config.top_k, threads
         use_torch_threads()
 
@@ -89,6 +97,7 @@ class MixtureChains:
                 step.token_ids[request, :length]
                 for request, length in zip(batch.requests, batch.lengths, strict=True)
             ],
+            step.tenants and [step.tenants[request] for request in batch.requests],
         )
         start += time.perf_counter() - updated  # new prompts are no cost of each step
         trees = _core.search_mixtures(

@@ -13,16 +13,17 @@ CONFIG_KEY = "lattice_bpd"
 
 UNUSED = {
     "mixture": ("alpha", "temperature"),
-    "chain": ("sources",),
-    "best": ("temperature", "sources"),
-    "argmax": ("lm", "top_k", "alpha", "temperature", "sources"),
+    "chain": ("sources", "store"),
+    "best": ("temperature", "sources", "store"),
+    "argmax": ("lm", "top_k", "alpha", "temperature", "sources", "store"),
 }
 """Draft forms, see `DrafterOptions.draft`, and the options that each does not use."""
 
 SOURCES = ("heads", "lm", "text")
 """What "mixture" may draft from."""
 
-_STRINGS = ("directory", "heads", "draft")
+_LEAST_STORE = 1000  # tokens
+_STRINGS = ("directory", "heads", "draft", "store")
 _LISTS = ("lm", "sources")
 _BOOLEANS = ("check",)
 
@@ -42,6 +43,9 @@ class DrafterOptions:
             "argmax" (the most likely token of each head); None: of drafter.json, else "mixture".
         sources: of "mixture": "heads", "lm", "text" (prompt and output so far); None: all that
             there are.
+        store: for "mixture", a file of the texts that were served, which are a source too, by
+            tenant; "" keeps them in memory only; None: they are none.
+        store_tokens: most tokens of it, about 0.5 kB each.
         top_k: candidates of each slot; not for "argmax".
         alpha: weight of the LM's log probabilities; for "chain" and "best".
         temperature: divides the scores of "chain"; for "chain" only.
@@ -61,6 +65,8 @@ class DrafterOptions:
     lm: str | Sequence[str] | None = None
     draft: str | None = None
     sources: Sequence[str] | None = None
+    store: str | None = None
+    store_tokens: int = 200_000
     top_k: int | None = None
     alpha: float | None = None
     temperature: float | None = None
@@ -77,7 +83,8 @@ class DrafterOptions:
         for name in _BOOLEANS:
             _check_type(name, getattr(self, name), (bool,), "true or false")
         _check_type("top_k", self.top_k, (int, type(None)), "a whole number")
-        _check_type("threads", self.threads, (int,), "a whole number")
+        for name in ("threads", "store_tokens"):
+            _check_type(name, getattr(self, name), (int,), "a whole number")
         for name in ("alpha", "temperature"):
             _check_type(name, getattr(self, name), (int, float, type(None)), "a number")
         _check_type("log_seconds", self.log_seconds, (int, float), "a number")
@@ -89,6 +96,11 @@ class DrafterOptions:
         if unknown or (self.sources is not None and not self.sources):
             found = repr(unknown[0]) if unknown else "none"
             raise ValueError(f"{CONFIG_KEY}: sources has {found}; expected of {', '.join(SOURCES)}")
+        if self.store_tokens < _LEAST_STORE:
+            raise ValueError(
+                f"{CONFIG_KEY}: store_tokens is {self.store_tokens}; expected {_LEAST_STORE} or "
+                "more; without the option store nothing is kept"
+            )
         if self.threads < 0 or not 0.0 <= self.log_seconds < math.inf:
             raise ValueError(
                 f"{CONFIG_KEY}: threads is {self.threads}, log_seconds {self.log_seconds}; "

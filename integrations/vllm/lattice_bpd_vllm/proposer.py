@@ -22,7 +22,7 @@ from lattice_bpd_vllm.runner_v1 import (
 )
 from lattice_bpd_vllm.sampling import expansion_state, repair_expansion
 from lattice_bpd_vllm.step_drafter import StepDrafter, UnsupportedError
-from lattice_bpd_vllm.support import check_block_drafter, check_config, read_target
+from lattice_bpd_vllm.support import check_adapters, check_block_drafter, read_target
 
 _SKIPPED = {
     "incorrect": (
@@ -58,7 +58,6 @@ class LatticeProposer:
         additional = vllm_config.additional_config
         given = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
         self.options = DrafterOptions.from_mapping(given)
-        check_config(vllm_config)
         self._config = vllm_config
         self._version: str = importlib.import_module("vllm").__version__
         self._runner_class = importlib.import_module(
@@ -78,6 +77,8 @@ class LatticeProposer:
             ImportError: a block drafter, and a release of vLLM that cannot serve it.
         """
         config, parts = self._config, load_parts(self.options)
+        if parts.heads is not None:
+            check_adapters(config)
         if reads_layers(parts.heads):
             check_block_drafter(config, target)
             request_aux_states(self._runner_class, self._version)
@@ -148,7 +149,10 @@ class LatticeProposer:
                 "runner V1; its subclass overrides propose_draft_token_ids"
             )
         try:
-            read = read_step(step, kept, num_tokens, token_ids, self._layers)
+            read = read_step(
+                step, kept, num_tokens, token_ids, self._layers,
+                with_tenants=self.options.store is not None,
+            )  # fmt: skip
         except AttributeError as error:
             raise UnsupportedError(
                 f"the model runner of vLLM {self._version} differs from that of tested releases: "

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lattice_bpd_vllm.batch import EngineStep
 from lattice_bpd_vllm.block_lattices import CacheLayout
+from lattice_bpd_vllm.served_texts import tenant_of
 from lattice_bpd_vllm.step_drafter import UnsupportedError
 
 TESTED_VERSIONS = ("0.32.0", "0.33.0")
@@ -137,6 +138,8 @@ def read_step(
     num_tokens: npt.NDArray[Any],
     token_ids: npt.NDArray[Any],
     layers: tuple[int, ...],
+    *,
+    with_tenants: bool = False,
 ) -> EngineStep:
     """The step in the form that drafters of any engine read.
 
@@ -146,6 +149,7 @@ def read_step(
         num_tokens: see there.
         token_ids: see there.
         layers: of the target whose hidden states are read; may be empty.
+        with_tenants: whether to read whom requests are of.
 
     Raises:
         UnsupportedError: a KV cache that does not keep all tokens of a text.
@@ -176,6 +180,7 @@ def read_step(
         requests,
         read_features(step, layers) if layers else None,
         read_layout(step) if layers else None,
+        [tenant_of(requests[name]) for name in batch.req_ids] if with_tenants else None,
     )
 
 

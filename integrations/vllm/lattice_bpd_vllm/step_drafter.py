@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep, select_requests
-from lattice_bpd_vllm.counters import DraftCounters
+from lattice_bpd_vllm.counters import Advice, DraftCounters
 from lattice_bpd_vllm.drafting import Chains, LatticeDrafter
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.mixture_chains import MixtureChains
 from lattice_bpd_vllm.options import DrafterOptions
 from lattice_bpd_vllm.rows import rows_of_last_tokens, take_rows
+from lattice_bpd_vllm.served_texts import ServedTexts
 from lattice_bpd_vllm.slot_sources import make_source
 from lattice_bpd_vllm.targets import TargetInfo
+
+_ADVICE_STEPS = 64  # steps between two checks of the counts
 
 
 class UnsupportedError(RuntimeError):
@@ -60,14 +64,26 @@ class StepDrafter:
         self._target, self._options, self._logger = target, options, logger
         self._lattices = self._mixture = None
         if parts.draft == "mixture":
+            vocab_size, served = self.source.vocab_size, None
+            if options.store is not None:
+                file = Path(options.store) if options.store else None
+                served = ServedTexts(options.store_tokens, vocab_size, file)
             self._mixture = MixtureChains(
-                parts, self.source.vocab_size, num_tokens, options.threads, may_pause=not is_sharded
-            )
+                parts, vocab_size, num_tokens, options.threads, may_pause=not is_sharded,
+                served=served,
+            )  # fmt: skip
             self._max_tokens = num_tokens
         else:
             lm = parts.lms[0] if parts.lms else None
             self._lattices = LatticeDrafter(lm, parts.config, parts.draft, options.threads)
             self._max_tokens = self.source.num_slots
+            if num_tokens > self._max_tokens:
+                logger.warning(
+                    "lattice-bpd: num_speculative_tokens is %d, the heads have %d slots, where "
+                    "drafts of %r end; expected %d, or draft 'mixture', which continues",
+                    num_tokens, self._max_tokens, parts.draft, self._max_tokens,
+                )  # fmt: skip
+        self._advice = Advice(num_tokens, parts.draft)
         self._raises_errors = is_sharded or options.check
         self._is_stopped = False
         self._logged_steps, self._logged_at = 0, time.monotonic()
@@ -96,7 +112,9 @@ class StepDrafter:
         lengths = [len(draft) for draft in drafts if draft]
         counters.drafts += len(lengths)
         counters.draft_tokens += sum(lengths)
-        counters.seconds += time.perf_counter() - start
+        end = time.perf_counter()
+        counters.seconds += end - start
+        self._advice.add_step(start, end, max(lengths, default=0))
         self._log()
         return drafts
 
@@ -191,6 +209,9 @@ class StepDrafter:
         """A line with the counts, if the last one is old enough and something happened since."""
         if not self._options.log_seconds or self.counters.steps == self._logged_steps:
             return
+        if self.counters.steps % _ADVICE_STEPS == 0:
+            for line in self._advice.lines(self.counters):
+                self._logger.warning(line)
         now = time.monotonic()
         if now - self._logged_at >= self._options.log_seconds:
             self._logger.info(self.counters.describe())

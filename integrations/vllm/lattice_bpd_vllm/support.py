@@ -7,12 +7,13 @@ from typing import Any
 from lattice_bpd_vllm.targets import TargetInfo
 
 
-def check_config(config: Any) -> None:
-    """Raise ValueError for a `VllmConfig` that no drafter can be used with."""
+def check_adapters(config: Any) -> None:
+    """Raise ValueError for a `VllmConfig` with adapters, which heads cannot be used with."""
     if getattr(config, "lora_config", None) is not None:
         raise ValueError(
-            "lattice-bpd: LoRA is enabled; expected no adapters, since vLLM maps them to the rows "
-            "that it samples from, and not to those of draft heads; serve without --enable-lora"
+            "lattice-bpd: LoRA is enabled, and there are draft heads; expected one of them, since "
+            "vLLM maps adapters to the rows that it samples from, and not to those of heads; serve "
+            'without --enable-lora, or without heads ("sources": ["lm", "text"])'
         )
 
 

@@ -1,0 +1,120 @@
+"""Texts served before, by tenant, in bounded memory and in a file."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lattice_bpd import _core
+from lattice_bpd.atomic_files import replacing
+from lattice_bpd_vllm.options import CONFIG_KEY
+
+_FORMAT = "lattice-bpd served texts 1"
+_SAVE_SECONDS = 60.0  # least time between two writes of the file
+
+
+class ServedTexts:
+    """A `TextStore` for each tenant; requests of one tenant draft from its texts only.
+
+    Args:
+        max_tokens: tokens of all tenants together; those of the tenant that was served least
+            recently are dropped first, and of a single tenant its oldest.
+        vocab_size: V of the target.
+        file: where the texts are kept; read now if it is there. None: memory only.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: another file, or texts of another vocabulary.
+    """
+
+    def __init__(self, max_tokens: int, vocab_size: int, file: Path | None = None) -> None:
+        self._max_tokens, self._vocab_size, self._file = max_tokens, vocab_size, file
+        self._stores: dict[str, _core.TextStore] = {}  # served least recently first
+        self._sizes: dict[str, int] = {}
+        self._is_saved, self._saved_at = True, time.monotonic()
+        if file is not None:
+            if not file.parent.is_dir():
+                raise FileNotFoundError(
+                    f"{CONFIG_KEY}: store {file}: folder {file.parent} is not there; expected one, "
+                    "on the machine of the worker"
+                )
+            if file.exists():
+                self._load(file)
+            atexit.register(self.save)
+
+    def store_of(self, tenant: str) -> _core.TextStore:
+        """The texts of a tenant, which becomes the one that was served last."""
+        store = self._stores.pop(tenant, None)
+        if store is None:
+            store = _core.TextStore(self._max_tokens)
+        self._stores[tenant] = store
+        return store
+
+    def add(self, tenant: str, token_ids: npt.NDArray[np.int32]) -> None:
+        """Add a text (T,); write the file if the last time is long ago."""
+        self.store_of(tenant).add(token_ids)
+        size = self._sizes.get(tenant, 0) + len(token_ids) + 1
+        self._sizes[tenant] = min(size, self._max_tokens)
+        for oldest in list(self._stores)[:-1]:
+            if sum(self._sizes.values()) <= self._max_tokens:
+                break
+            del self._stores[oldest]
+            self._sizes.pop(oldest, None)
+        self._is_saved = False
+        if time.monotonic() - self._saved_at >= _SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file, if there is one and it lacks a text.
+
+        Raises:
+            OSError: it cannot be written; the next time is after the usual interval.
+        """
+        if self._file is None or self._is_saved:
+            return
+        self._is_saved, self._saved_at = True, time.monotonic()
+        texts = {f"texts{n}": store.tokens() for n, store in enumerate(self._stores.values())}
+        with replacing(self._file) as temporary, temporary.open("wb") as output:
+            np.savez(
+                output, format=np.array(_FORMAT), vocab_size=np.array(self._vocab_size),
+                tenants=np.array(list(self._stores), np.str_), **texts,
+            )  # fmt: skip
+
+    def _load(self, file: Path) -> None:
+        try:
+            with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
+                if str(content["format"]) != _FORMAT:
+                    raise ValueError(f"its format is {content['format']}")
+                vocab_size = int(content["vocab_size"])
+                texts = {
+                    str(name): content[f"texts{n}"] for n, name in enumerate(content["tenants"])
+                }
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{CONFIG_KEY}: store {file} does not hold served texts ({error}); expected a file "
+                "that this option wrote, or a new name"
+            ) from error
+        if vocab_size != self._vocab_size:
+            raise ValueError(
+                f"{CONFIG_KEY}: store {file} is of a target with {vocab_size} tokens, not "
+                f"{self._vocab_size}; give each model a file of its own"
+            )
+        for tenant, tokens in texts.items():
+            for text in np.split(tokens, np.flatnonzero(tokens < 0)):
+                if (text >= 0).any():
+                    self.add(tenant, np.ascontiguousarray(text[text >= 0], np.int32))
+        self._is_saved = True
+
+
+def tenant_of(request: Any) -> str:
+    """What a request of vLLM names: its adapter, and `lattice_bpd_tenant` of its `vllm_xargs`."""
+    adapter = getattr(getattr(request, "lora_request", None), "lora_name", "")
+    extra = getattr(request.sampling_params, "extra_args", None) or {}
+    tenant = extra.get("lattice_bpd_tenant", "")
+    return f"{adapter}/{tenant}" if adapter or tenant else ""

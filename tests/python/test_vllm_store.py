@@ -1,0 +1,168 @@
+"""Texts served before as a source of the vLLM plug-in: tenants, bounded memory, the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from fake_vllm import VOCAB, Request, Target, config_of, continuation, vllm
+from lattice_bpd_vllm.options import DrafterOptions
+from lattice_bpd_vllm.proposer import LatticeProposer
+from lattice_bpd_vllm.served_texts import ServedTexts
+
+__all__ = ["vllm"]  # a fixture
+
+PROMPT = [3, 1, 4]
+
+
+def make_proposer(monkeypatch: pytest.MonkeyPatch, **options: Any) -> LatticeProposer:
+    config = config_of()
+    config.additional_config = {"lattice_bpd": {"log_seconds": 0, **options}}
+    proposer = LatticeProposer(config)
+    proposer.load_model(Target())
+    lengths = proposer._drafter._mixture.lengths  # type: ignore[union-attr]
+    whole = lambda probs, *_, **__: [len(one) for one in probs]  # noqa: E731
+    monkeypatch.setattr(lengths, "choose", whole)
+    return proposer
+
+
+def serve(
+    vllm: Any, proposer: LatticeProposer, tenant: str | None = None, adapter: str | None = None
+) -> tuple[Request, int]:
+    """A request from start to end, and the steps it took; the next one's first step ends it."""
+    request = Request(list(PROMPT), max_tokens=24)
+    runner = vllm.runner(proposer, [request])
+    state = next(iter(runner.requests.values()))
+    name = f"r{proposer.counters.steps}"
+    runner.requests = {name: state}
+    if tenant is not None:
+        state.sampling_params.extra_args = {"lattice_bpd_tenant": tenant}
+    if adapter is not None:
+        state.lora_request = SimpleNamespace(lora_name=adapter)
+    steps = 0
+    while len(request.text) < len(PROMPT) + 24:
+        runner.step()
+        steps += 1
+    runner.requests = {}
+    runner.batch = []
+    proposer._drafter._mixture.texts.forget(())  # type: ignore[union-attr]
+    return request, steps
+
+
+def test_a_text_that_was_served_is_drafted(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = make_proposer(monkeypatch)
+    with_store = make_proposer(monkeypatch, store="")
+    for proposer in (plain, with_store):
+        first, steps = serve(vllm, proposer)
+        second, again = serve(vllm, proposer)
+        expected = continuation(PROMPT, len(first.text) - len(PROMPT))
+        assert first.text == PROMPT + expected
+        assert second.text == PROMPT + continuation(PROMPT, len(second.text) - len(PROMPT))
+        if proposer is plain:
+            assert again == steps
+        else:
+            assert again < steps / 2  # 4 draft tokens of each step are right
+    assert with_store.counters.failures == 0
+
+
+def test_tenants_do_not_share_texts(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer(monkeypatch, store="")
+    first = serve(vllm, proposer, tenant="a")[1]
+    assert serve(vllm, proposer, tenant="b")[1] == first
+    assert serve(vllm, proposer)[1] == first
+    assert serve(vllm, proposer, adapter="a")[1] == first
+    assert serve(vllm, proposer, tenant="a")[1] < first / 2
+    assert serve(vllm, proposer, adapter="a")[1] < first / 2
+
+
+def test_the_store_is_kept_in_a_file(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "served.store"
+    before = make_proposer(monkeypatch, store=str(file))
+    first = serve(vllm, before, tenant="a")[1]
+    served_of(before).save()
+    assert [path.name for path in tmp_path.iterdir()] == ["served.store"]
+    after = make_proposer(monkeypatch, store=str(file))
+    assert serve(vllm, after, tenant="b")[1] == first
+    assert serve(vllm, after, tenant="a")[1] < first / 2
+
+
+def served_of(proposer: LatticeProposer) -> ServedTexts:
+    finish = proposer._drafter._mixture.texts._finish  # type: ignore[union-attr]
+    served: ServedTexts = finish.__self__  # type: ignore[union-attr]
+    return served
+
+
+def texts_of(served: ServedTexts) -> dict[str, list[int]]:
+    return {tenant: store.tokens().tolist() for tenant, store in served._stores.items()}
+
+
+def test_memory_is_bounded_over_all_tenants(rng: np.random.Generator) -> None:
+    served = ServedTexts(1000, VOCAB)
+    for n in range(300):
+        served.add(f"t{n % 7}", rng.integers(0, VOCAB, size=60).astype(np.int32))
+        assert sum(len(tokens) for tokens in texts_of(served).values()) <= 1001
+    assert list(texts_of(served))[-1] == f"t{299 % 7}"  # served last
+    assert len(texts_of(served)) > 1
+    one = ServedTexts(1000, VOCAB)
+    for n in range(300):
+        one.add("", np.full(60, n, np.int32))
+    tokens = texts_of(one)[""]
+    assert len(tokens) <= 1001
+    assert 299 in tokens  # the latest ones
+    assert 270 not in tokens
+
+
+def test_a_file_holds_what_memory_holds(tmp_path: Path, rng: np.random.Generator) -> None:
+    file = tmp_path / "served"
+    served = ServedTexts(5000, VOCAB, file)
+    for n in range(30):
+        tenant = ["", "a/b", "ü"][n % 3]
+        served.add(tenant, rng.integers(0, VOCAB, size=40).astype(np.int32))
+    served.save()
+    assert texts_of(ServedTexts(5000, VOCAB, file)) == texts_of(served)
+    with pytest.raises(ValueError, match="a target with 16 tokens, not 17"):
+        ServedTexts(5000, VOCAB + 1, file)
+    for content in (b"", b"hello", file.read_bytes()[:200]):
+        (tmp_path / "damaged").write_bytes(content)
+        with pytest.raises(ValueError, match="does not hold served texts"):
+            ServedTexts(5000, VOCAB, tmp_path / "damaged")
+    with pytest.raises(FileNotFoundError, match="is not there; expected one, on the machine"):
+        ServedTexts(5000, VOCAB, tmp_path / "none" / "served")
+
+
+def test_a_full_disk_costs_no_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "served"
+    served = ServedTexts(5000, VOCAB, file)
+    served.add("", np.arange(10, dtype=np.int32))
+    served.save()
+    kept = file.read_bytes()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    served.add("", np.arange(10, dtype=np.int32))
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "savez", fail)
+        with pytest.raises(OSError, match="No space"):
+            served.save()
+    assert file.read_bytes() == kept
+    served.add("", np.arange(10, dtype=np.int32))
+    served.save()
+    assert file.read_bytes() != kept
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"store_tokens": 10}, "store_tokens is 10; expected 1000"), ({"store": 3}, "store is 3")],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        DrafterOptions(**options)
