@@ -710,6 +710,20 @@ MUTATIONS = [
         "return values, values",
     ),
     (
+        "a selector whose distribution is missing is ignored",
+        "python/lattice_bpd/models/checkpoint.py",
+        "tests/python/test_heads_option.py::test_heads_of_a_distribution_that_is_missing_name_it",
+        'if is_installed or (directory is not None and any(directory.glob(f"{name}*")))',
+        "if is_installed",
+    ),
+    (
+        "heads that a folder has beside a selector are returned without it",
+        "packages/drafters/lattice_bpd_drafters/extension.py",
+        "packages/drafters/tests/test_vllm_selector.py::test_the_folder_of_heads_may_have_a_selector",
+        "_load_selector_heads if (directory / SELECTOR_FOLDER).is_dir() else None",
+        "None",
+    ),
+    (
         "heads of extensions are not read",
         "python/lattice_bpd/models/checkpoint.py",
         "packages/translation/tests/test_evaluate_seq2seq.py::test_an_encoder_decoder_takes_a_drafter_from_beside",

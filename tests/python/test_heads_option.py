@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -268,3 +269,33 @@ def test_load_heads_says_what_is_wrong_with_a_path(folder):
         load_heads("someone/medusa")
     with pytest.raises(NotADirectoryError, match="is a file; expected the folder of the heads"):
         load_heads(folder / "text.txt")
+
+
+@pytest.mark.parametrize(
+    ("part", "distribution"),
+    [
+        ("selector/", "lattice-bpd-drafters"),
+        ("block_drafter/", "lattice-bpd-drafters"),
+        ("spec_drafter.json", "lattice-bpd-translation"),
+    ],
+)
+def test_heads_of_a_distribution_that_is_missing_name_it(
+    folder, tmp_path, monkeypatch, capsys, part, distribution
+):
+    shutil.copytree(folder / "full", tmp_path, dirs_exist_ok=True)  # with heads of the core
+    if part.endswith("/"):
+        (tmp_path / part).mkdir()
+    else:
+        (tmp_path / part).write_text("{}")
+    monkeypatch.setattr("lattice_bpd.extensions.entry_points", lambda **_: [])
+    with pytest.raises(ImportError, match=f"a format of heads of {distribution}; pip install"):
+        load_heads(tmp_path)
+    assert main(["generate", str(tmp_path), "--prompt", "t1"]) == 2
+    assert f"pip install {distribution}" in capsys.readouterr().err
+
+
+def test_heads_of_the_core_need_no_distribution(folder, monkeypatch):
+    monkeypatch.setattr("lattice_bpd.extensions.entry_points", lambda **_: [])
+    assert load_heads(folder / "heads").num_heads == trained_model().num_heads
+    with pytest.raises(FormatError, match="or, with lattice-bpd-drafters, a block drafter"):
+        load_heads(folder / "block")
