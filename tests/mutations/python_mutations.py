@@ -1028,8 +1028,8 @@ MUTATIONS = [
         "costs of recurrent models are not measured",
         "python/lattice_bpd/build/call_costs.py",
         "tests/python/test_build_failures.py::test_models_whose_cache_is_of_another_kind[mamba]",
-        "        if not target.is_recurrent and StackedCache",
-        "        if StackedCache",
+        "RecurrentCache(cache, context)",
+        "BatchCache(StackedCache.from_cache(cache, size + 2))",
     ),
     (
         "a model that refuses drafting generates responses first",

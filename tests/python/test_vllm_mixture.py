@@ -17,6 +17,7 @@ import torch
 
 from fake_vllm import SLOTS, VOCAB, PerfectHeads, Request, Target, config_of, continuation, vllm
 from lattice_bpd import DraftConfig, NGramLM
+from lattice_bpd.build.call_costs import read_costs
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
@@ -232,6 +233,19 @@ def test_where_nothing_pays_time_is_that_of_plain_decoding(slope: float) -> None
     clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, slope, 8)
     clock.run(2000, probs, own=0.02)
     assert clock.now / 2000 < 1.02
+
+
+def test_step_times_are_a_file_of_build(tmp_path: Path) -> None:
+    """Of the steps of one request, milliseconds by draft tokens; only what was measured."""
+    lengths = DraftLengths(4, has_slots=False, may_pause=True)
+    assert lengths.describe_costs() == ""
+    Clock(lengths, 1.0, 0.02, 1).run(300, [[0.9, 0.8, 0.75, 0.7]])
+    (tmp_path / "costs.json").write_text(lengths.describe_costs())
+    costs = read_costs(tmp_path / "costs.json")
+    assert set(costs) <= {0, 1, 2, 4}
+    assert {0, 4} <= set(costs)
+    for size, milliseconds in costs.items():
+        assert milliseconds == pytest.approx(1000.0 + 20.0 * size, rel=0.02)
 
 
 def test_a_search_that_drafts_nothing_is_followed_by_a_pause() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -137,6 +138,20 @@ class DraftLengths:
             batch.pause = min(steps, _LONGEST_PAUSE)
         lengths: list[int] = np.bincount(owners[order[:size]], minlength=len(probs)).tolist()
         return lengths
+
+    def describe_costs(self) -> str:
+        """Times of the steps of one request, as a file of `lattice-bpd build --costs`; "" at first.
+
+        JSON: milliseconds by draft tokens.
+        """
+        if 1 not in self._batches:
+            return ""
+        batch = self._batches[1]
+        times = {
+            units // 2 * batch.unit: round(1e3 * seconds, 3)
+            for units, seconds in batch.costs.measured().items()
+        }
+        return json.dumps(times) if len(times) > 1 else ""
 
     def _batch(self, count: int) -> _Batch:
         """What is known of batches of about so many requests: exact to 7, within 25 % above."""

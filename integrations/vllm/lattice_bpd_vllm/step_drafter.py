@@ -215,6 +215,11 @@ class StepDrafter:
         now = time.monotonic()
         if now - self._logged_at >= self._options.log_seconds:
             self._logger.info(self.counters.describe())
+            if self._mixture is not None and (costs := self._mixture.lengths.describe_costs()):
+                self._logger.info(
+                    "lattice-bpd: milliseconds of a step of one request by draft tokens, for "
+                    "`lattice-bpd build --costs FILE`: %s", costs,
+                )  # fmt: skip
             self._logged_steps, self._logged_at = self.counters.steps, now
 
 

@@ -135,7 +135,7 @@ def _cache_maker(model: DraftingModel, context: int) -> Callable[[], Any]:
     if target.decoder_prompt is None:
         prompt = torch.tensor([token_text(model.vocab_size, context)], device=model.device)
         _, cache = target.read_prompts(prompt)
-        if not target.is_recurrent and StackedCache.from_cache(cache, 0) is not None:
+        if StackedCache.from_cache(cache, 0) is not None:
             return lambda: cache  # calls get a copy
         return lambda: target.read_prompts(prompt)[1]
     source = target.encode([token_text(target.source_vocab_size, context)])
