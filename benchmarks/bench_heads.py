@@ -44,8 +44,7 @@ def make_trainer(slots: int, batch_size: int, steps: int) -> HeadTrainer:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from lattice_bpd.models import BlockwiseLM
-    from lattice_bpd_kim2024.heads.batches import HeadText
-    from lattice_bpd_kim2024.heads.options import TrainOptions
+    from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
     from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
     torch.set_num_threads(1)

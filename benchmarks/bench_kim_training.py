@@ -35,9 +35,8 @@ from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.first_head import attach_first_head
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import load_demo_model
-from lattice_bpd_kim2024.heads.batches import HeadText
 from lattice_bpd_kim2024.heads.joint import train_blockwise
-from lattice_bpd_kim2024.heads.options import TrainOptions
+from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
 from lattice_bpd_kim2024.heads.recipes import PRESETS
 from lattice_bpd_kim2024.heads.validation import measure_heads
 from lattice_bpd_kim2024.replay.positions import Rescorers

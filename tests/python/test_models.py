@@ -17,8 +17,8 @@ from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of
 from lattice_bpd import FormatError
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.train.optimizers import build_optimizers, set_rates
-from lattice_bpd_kim2024.heads.batches import HeadText
 from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
+from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.validation import measure_heads
 from lattice_bpd_kim2024.small_models import build_small_gpt
 

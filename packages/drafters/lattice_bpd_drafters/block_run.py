@@ -34,10 +34,10 @@ from lattice_bpd_drafters.block_training import (
 from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_drafters.features import read_features
 from lattice_bpd_drafters.texts import BlockTexts, make_texts
+from lattice_bpd_kim2024.heads.job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.loop import run_steps
 from lattice_bpd_kim2024.heads.run_folder import fingerprint
 from lattice_bpd_kim2024.heads.starting_model import load_base
-from lattice_bpd_kim2024.heads.text_job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
 from lattice_bpd_kim2024.heads.texts import open_corpus
 from lattice_bpd_kim2024.heads.trainer import seeded

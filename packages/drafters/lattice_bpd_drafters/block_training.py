@@ -24,7 +24,7 @@ from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_drafters.features import read_features
 from lattice_bpd_drafters.texts import BlockTexts, Pieces
-from lattice_bpd_kim2024.heads.cross_entropy import chunk_rows
+from lattice_bpd_kim2024.heads.losses import chunk_rows
 from lattice_bpd_kim2024.heads.options import TrainReport, check_finite
 from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 

@@ -22,10 +22,10 @@ from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads
 from lattice_bpd_drafters.selector_texts import AnyHeads, SelectorOptions
 from lattice_bpd_drafters.selector_training import SelectorScores, SelectorTrainer
 from lattice_bpd_drafters.texts import BlockTexts
+from lattice_bpd_kim2024.heads.job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.loop import run_steps
 from lattice_bpd_kim2024.heads.run_folder import SELECTOR, fingerprint
 from lattice_bpd_kim2024.heads.starting_model import load_base
-from lattice_bpd_kim2024.heads.text_job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
 from lattice_bpd_kim2024.heads.texts import open_corpus
 

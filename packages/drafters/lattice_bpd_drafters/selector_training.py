@@ -28,8 +28,7 @@ from lattice_bpd_drafters.block_training import piece_length
 from lattice_bpd_drafters.config import SelectorConfig
 from lattice_bpd_drafters.selector import CandidateSelector, SlotCandidates, greedy_walk
 from lattice_bpd_drafters.selector_texts import AnyHeads, Blocks, Pieces, SelectorOptions, slots_of
-from lattice_bpd_kim2024.heads.batches import mix_seed
-from lattice_bpd_kim2024.heads.options import TrainReport
+from lattice_bpd_kim2024.heads.options import TrainReport, mix_seed
 from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 from lattice_bpd_kim2024.heads.trainer import seeded
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.token_ids import Int32Array, Int64Array, to_token_ids
-from lattice_bpd_kim2024.heads.batches import HeadText, mix_seed
+from lattice_bpd_kim2024.heads.options import HeadText, mix_seed
 
 
 class Pieces(NamedTuple):

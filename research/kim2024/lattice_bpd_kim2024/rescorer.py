@@ -17,12 +17,12 @@ from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.text.corpus import Corpus, StrPath
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.heads.job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.joint import TrainReport, train_blockwise
 from lattice_bpd_kim2024.heads.loop import run_steps
 from lattice_bpd_kim2024.heads.options import TrainOptions, check_options
 from lattice_bpd_kim2024.heads.run_folder import fingerprint
 from lattice_bpd_kim2024.heads.starting_model import load_base
-from lattice_bpd_kim2024.heads.text_job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
 from lattice_bpd_kim2024.heads.texts import (
     HeadTexts,

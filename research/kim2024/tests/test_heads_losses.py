@@ -13,10 +13,9 @@ from torch.nn import functional as F
 
 from blockwise_models import HEADS, VOCAB, looping_text, random_model
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd_kim2024.heads import cross_entropy, losses
-from lattice_bpd_kim2024.heads.batches import HeadText, sample_step
+from lattice_bpd_kim2024.heads import losses
 from lattice_bpd_kim2024.heads.losses import LossPart, add_gradients, label_view
-from lattice_bpd_kim2024.heads.options import TrainOptions
+from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions, sample_step
 
 T = 12
 
@@ -24,7 +23,7 @@ T = 12
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("bias", [False, True])
 def test_fused_cross_entropy_is_autograds(seed, bias, monkeypatch):
-    monkeypatch.setattr(cross_entropy, "_ROWS", (1, 1 + 3 * seed))  # chunks of many sizes
+    monkeypatch.setattr(losses, "_ROWS", (1, 1 + 3 * seed))  # chunks of many sizes
     generator = torch.Generator().manual_seed(seed)
     embedding = nn.Linear(7, 23, bias=bias)
     states = torch.randn(20, 7, generator=generator) * 4
@@ -34,7 +33,7 @@ def test_fused_cross_entropy_is_autograds(seed, bias, monkeypatch):
     plain = F.cross_entropy(embedding(wanted[0]), labels, reduction="none")
     expected = torch.autograd.grad((plain * weights).sum() * 3, wanted)
     found_states = states.clone().requires_grad_()
-    total, each = cross_entropy.weighted_cross_entropy(
+    total, each = losses.weighted_cross_entropy(
         embedding, found_states, labels, weights, torch.float32
     )
     found = torch.autograd.grad(total * 3, [found_states, *embedding.parameters()])
@@ -46,7 +45,7 @@ def test_fused_cross_entropy_is_autograds(seed, bias, monkeypatch):
 def test_fused_cross_entropy_survives_huge_logits_and_a_frozen_embedding():
     embedding = nn.Linear(2, 5, bias=False).requires_grad_(False)
     states = torch.full((3, 2), 1e4, requires_grad=True)
-    total, each = cross_entropy.weighted_cross_entropy(
+    total, each = losses.weighted_cross_entropy(
         embedding, states, torch.tensor([0, 1, 2]), torch.ones(3), torch.float32
     )
     total.backward()
@@ -61,7 +60,7 @@ def test_an_embedding_that_is_no_linear_layer_is_refused():
             return 2 * super().forward(rows)
 
     with pytest.raises(TypeError, match=r"output embedding is a Scaled; expected nn\.Linear"):
-        cross_entropy.weighted_cross_entropy(
+        losses.weighted_cross_entropy(
             Scaled(2, 3), torch.zeros(1, 2), torch.zeros(1).long(), torch.ones(1), torch.float32
         )
 

@@ -20,14 +20,13 @@ from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.models.llama2c import Llama2cSizes
-from lattice_bpd_kim2024.heads.batches import HeadText
-from lattice_bpd_kim2024.heads.loss_log import read_log
-from lattice_bpd_kim2024.heads.loss_plot import write_loss_plot
-from lattice_bpd_kim2024.heads.options import TrainOptions
+from lattice_bpd_kim2024.heads.loop import read_log
+from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
 from lattice_bpd_kim2024.heads.recipes import RECIPES, find_recipe
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.heads.starting_model import build_untrained, load_base
+from lattice_bpd_kim2024.heads.text_run import write_loss_plot
 from lattice_bpd_kim2024.heads.texts import hold_out
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 

@@ -1,9 +1,9 @@
-"""Checkpoints from which training resumes bit-identically.
+"""Checkpoints from which training resumes bit-identically, and what they need of a trainer.
 
     FOLDER/checkpoint-00000120/state.safetensors    trained weights and optimizer tensors
                               /state.json           step, precision, losses, log offset
 
-Random numbers and the position in the data follow from the options' seed and the step (`batches`).
+Random numbers and the position in the data follow from the options' seed and the step (`options`).
 A checkpoint is written into a temporary folder, flushed to the disk and renamed; only then is the
 previous one removed.
 """
@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError
@@ -25,7 +25,66 @@ from torch.optim import Optimizer
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, flush_to_disk
-from lattice_bpd_kim2024.heads.step_trainer import StepTrainer
+from lattice_bpd_kim2024.heads.options import TrainReport
+from lattice_bpd_kim2024.heads.parallel import Processes
+
+
+class Seeded(Protocol):
+    """Options with a seed."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of all samples."""
+
+
+class StepTrainer(Protocol):
+    """Trains step by step; what a step samples depends on the seed and its number only.
+
+    Attributes:
+        report: progress.
+        optimizers: of the trained weights.
+    """
+
+    report: TrainReport
+    optimizers: list[Optimizer]
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that train together."""
+
+    @property
+    def options(self) -> Seeded:
+        """With the seed."""
+
+    @property
+    def unit(self) -> str:
+        """What has a loss of its own: "head" or "slot"."""
+
+    def trained_weights(self) -> dict[str, nn.Parameter]:
+        """The trained weights, by name."""
+
+    def choose_precision(self) -> None:
+        """Sets report.precision."""
+
+    def take_step(self) -> dict[int, float]:
+        """Runs one step; returns losses in nats per token by unit, from 1."""
+
+
+class Schedule(Protocol):
+    """What a run does every so many steps."""
+
+    @property
+    def log_every(self) -> int:
+        """Steps between lines of the loss log."""
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between checkpoints; 0: only when a signal stops the run."""
+
+    @property
+    def validate_every(self) -> int:
+        """Steps between validations; 0: at the end only."""
+
 
 _FORMAT = "lattice_bpd.head_checkpoint"
 _VERSION = 1

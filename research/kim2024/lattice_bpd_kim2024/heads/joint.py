@@ -13,8 +13,7 @@ import torch
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import integer_array
-from lattice_bpd_kim2024.heads.batches import HeadText
-from lattice_bpd_kim2024.heads.options import TrainOptions, TrainReport
+from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions, TrainReport
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
 __all__ = ["TrainOptions", "TrainReport", "train_blockwise"]

@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import Watcher
-from lattice_bpd_kim2024.heads.batches import HeadText
 from lattice_bpd_kim2024.heads.job import HeadJob
 from lattice_bpd_kim2024.heads.loop import run_steps
-from lattice_bpd_kim2024.heads.options import check_options
+from lattice_bpd_kim2024.heads.options import HeadText, check_options
 from lattice_bpd_kim2024.heads.run_folder import HEADS, fingerprint
 from lattice_bpd_kim2024.heads.starting_model import attach_heads, build_untrained, load_base
 from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes

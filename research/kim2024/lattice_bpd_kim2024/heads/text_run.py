@@ -1,9 +1,9 @@
-"""What runs that train on text have in common: processes, folder, text, result."""
+"""What runs that train on text have in common: processes, folder, text, plot, result."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,18 +11,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from lattice_bpd.atomic_files import replacing
+from lattice_bpd.atomic_files import replacing, write_text
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.text.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
-from lattice_bpd_kim2024.heads.batches import HeadText
-from lattice_bpd_kim2024.heads.job import HeadJob
-from lattice_bpd_kim2024.heads.loss_log import read_log
-from lattice_bpd_kim2024.heads.loss_plot import write_loss_plot
-from lattice_bpd_kim2024.heads.options import TrainReport
+from lattice_bpd_kim2024.heads.job import FrozenTargetJob, HeadJob
+from lattice_bpd_kim2024.heads.loop import read_log
+from lattice_bpd_kim2024.heads.options import HeadText, TrainReport
 from lattice_bpd_kim2024.heads.parallel import Processes, choose_device, join_processes, own_device
 from lattice_bpd_kim2024.heads.run_folder import TEXTS, RunFolder, read_record
-from lattice_bpd_kim2024.heads.text_job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.texts import (
     TOKENIZER,
     HeadTexts,
@@ -31,6 +28,46 @@ from lattice_bpd_kim2024.heads.texts import (
     map_ids,
     store_corpus,
 )
+from lattice_bpd_kim2024.report.charts import Series, as_file, draw_lines
+
+
+def write_loss_plot(
+    path: Path, lines: Sequence[Mapping[str, Any]], title: str, unit: str = "head"
+) -> None:
+    """Plots training losses (lines) and validation losses (dots) by step.
+
+    Args:
+        path: the .svg file, replaced as a whole.
+        lines: of a loss log, see `loss_log`.
+        title: title of the plot.
+        unit: what has a loss of its own, "head" or "slot".
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    training = _curves(line for line in lines if "losses" in line)
+    validation = _curves(
+        {"step": line["step"], **line["validation"]}
+        for line in lines
+        if "losses" in line.get("validation", {})
+    )
+    series = [
+        Series(f"{unit} {head}", training.get(head, ()), validation.get(head, ()))
+        for head in sorted({*training, *validation})
+    ]
+    note = "dots: validation" if validation else ""
+    chart = draw_lines(series, title=title, x_label="step", y_label="loss, nats a token", note=note)
+    write_text(path, as_file(chart))
+
+
+def _curves(lines: Any) -> dict[int, list[tuple[float, float]]]:
+    """(step, loss) of each head."""
+    curves: dict[int, list[tuple[float, float]]] = {}
+    for line in lines:
+        for head, loss in line["losses"].items():
+            curves.setdefault(int(head), []).append((line["step"], loss))
+    return dict(sorted(curves.items()))
+
 
 AnyJob = TypeVar("AnyJob", bound=HeadJob | FrozenTargetJob)
 Result_co = TypeVar("Result_co", covariant=True)

@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.train.optimizers import build_optimizers, set_rates, step_all
-from lattice_bpd_kim2024.heads.batches import HeadText, StepSample, mix_seed, sample_step
 from lattice_bpd_kim2024.heads.losses import LossPart, add_gradients
 from lattice_bpd_kim2024.heads.options import (
+    HeadText,
+    StepSample,
     TrainOptions,
     TrainReport,
     check_finite,
     check_options,
+    mix_seed,
+    sample_step,
 )
 from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 
