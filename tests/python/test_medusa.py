@@ -279,7 +279,7 @@ def test_blockwise_heads_alone_are_saved_and_loaded(tmp_path):
     assert torch.equal(loaded.outer_weight, heads.outer_weight)
     path = tmp_path / "blockwise_heads.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": -1}))
-    with pytest.raises(FormatError, match="vocab_size is -1, expected an integer above 0"):
+    with pytest.raises(FormatError, match="vocab_size is -1, expected an integer of 1 or more"):
         BlockwiseHeads.from_pretrained(tmp_path)
 
 

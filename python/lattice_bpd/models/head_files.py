@@ -11,9 +11,9 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.models.target_sample import TargetSample, sample_entry
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Heads = TypeVar("Heads", bound=nn.Module)
 
@@ -72,11 +76,13 @@ class HeadFiles:
     Attributes:
         stem: of the file names.
         minima: the smallest value of each size in the JSON, all integers.
+        defaults: of entries that files of earlier versions lack; None: an optional size, 1 or more.
         version: of the format.
     """
 
     stem: str
     minima: Mapping[str, int]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     version: int = 1
 
     @property
@@ -120,7 +126,10 @@ class HeadFiles:
                 f"{path}: format version {config.get('version')!r}, expected {self.version}; "
                 "install the version of lattice-bpd that wrote it"
             )
-        check_sizes(path, config, self.minima, advice)
+        config = {**self.defaults, **config}
+        optional = [name for name, value in self.defaults.items() if value is None]
+        present = {name: 1 for name in optional if config[name] is not None}
+        check_sizes(path, config, {**self.minima, **present}, advice)
         return config
 
     def read_heads(self, directory: Path, build: Callable[[], Heads]) -> Heads:
@@ -143,3 +152,57 @@ class HeadFiles:
                 f"{path}: the heads' weights cannot be read ({error}); expected the tensors that "
                 f"{self.config_name} beside it describes; save or train the model again"
             ) from error
+
+
+class SavedHeads(nn.Module):
+    """Heads with files of their own.
+
+    Attributes:
+        files: which; the sizes in the JSON are attributes of the heads.
+        trained_on: a sample of the weights of the target that they were trained on, if known.
+    """
+
+    files: ClassVar[HeadFiles]
+    trained_on: TargetSample | None = None
+
+    def save_pretrained(self, directory: str | Path, target: nn.Module | None = None) -> None:
+        """Write STEM.safetensors and STEM.json; see `head_files`.
+
+        Args:
+            directory: created if missing.
+            target: the model that the heads were trained on; a sample of its weights is written,
+                so that another model's are noticed. None: `trained_on`.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        sizes = {name: getattr(self, name) for name in (*self.files.minima, *self.files.defaults)}
+        self.files.write(Path(directory), sizes | sample_entry(self, target), self)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> Self:
+        """Read what `save_pretrained` wrote, on the CPU.
+
+        Raises:
+            FormatError: a file is missing, cut, altered or of another format version.
+        """
+        directory = Path(directory)
+        config, path = cls.files.read_config(directory), directory / cls.files.config_name
+        names = (*cls.files.minima, *cls.files.defaults)
+        heads = cls.files.read_heads(
+            directory, lambda: cls._from_sizes({name: config[name] for name in names})
+        )
+        try:
+            heads._check_tensors()
+        except ValueError as error:
+            raise FormatError(f"{path}: {error}; save or train the heads again") from error
+        heads.trained_on = TargetSample.from_json(config.get("trained_on"), path)
+        return heads
+
+    @classmethod
+    def _from_sizes(cls, sizes: dict[str, Any]) -> Self:
+        """Heads of these sizes, without values."""
+        return cls(**sizes)
+
+    def _check_tensors(self) -> None:
+        """Raise ValueError for values that a file may not have."""

@@ -9,20 +9,19 @@ through the target's output embedding, so no head has a V-sized matrix (Stern et
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lattice_bpd._core import FormatError
-from lattice_bpd.models.head_files import HeadFiles
-from lattice_bpd.models.target_sample import TargetSample, sample_entry
+from lattice_bpd.models.head_files import HeadFiles, SavedHeads
 
-BLOCKWISE_FILES = HeadFiles("blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1})
+BLOCKWISE_FILES = HeadFiles(
+    "blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1}, {"vocab_size": None}
+)
 
 
-class BlockwiseHeads(nn.Module):
+class BlockwiseHeads(SavedHeads):
     """Feed-forward heads 2..h on one hidden state, evaluated together.
 
     The heads' matrices are stacked in two 2-D parameters, so that h-1 heads take two matrix
@@ -42,6 +41,8 @@ class BlockwiseHeads(nn.Module):
     Raises:
         ValueError: num_heads below 2 or a size below 1.
     """
+
+    files = BLOCKWISE_FILES
 
     def __init__(
         self,
@@ -65,7 +66,6 @@ class BlockwiseHeads(nn.Module):
             )
         self.hidden_size, self.num_heads, self.inner_size = hidden_size, num_heads, inner_size
         self.vocab_size = vocab_size
-        self.trained_on: TargetSample | None = None
         self.inner = nn.Linear(hidden_size, (num_heads - 1) * inner_size)
         # Zero: every head starts as a copy of head 1 (the residual alone), which trains stably.
         self.outer_weight = nn.Parameter(torch.zeros((num_heads - 1) * hidden_size, inner_size))
@@ -115,43 +115,3 @@ class BlockwiseHeads(nn.Module):
             inner_weight, inner_bias = inner_weight[: count * size], inner_bias[: count * size]
             weight, bias = weight[: count * width], bias[:count]
         return inner_weight, inner_bias, weight.view(-1, width, size), bias
-
-    def save_pretrained(self, directory: str | Path, target: nn.Module | None = None) -> None:
-        """Write blockwise_heads.safetensors and blockwise_heads.json; see `head_files`.
-
-        Args:
-            directory: created if missing.
-            target: the model that the heads were trained on; a sample of its weights is written,
-                so that another model's are noticed. None: `trained_on`.
-
-        Raises:
-            OSError: the directory cannot be written.
-        """
-        sizes = {
-            "num_heads": self.num_heads,
-            "hidden_size": self.hidden_size,
-            "inner_size": self.inner_size,
-            "vocab_size": self.vocab_size,
-            **sample_entry(self, target),
-        }
-        BLOCKWISE_FILES.write(Path(directory), sizes, self)
-
-    @classmethod
-    def from_pretrained(cls, directory: str | Path) -> BlockwiseHeads:
-        """Read what `save_pretrained` wrote, on the CPU.
-
-        Raises:
-            FormatError: a file is missing, cut, altered or of another format version.
-        """
-        directory = Path(directory)
-        config = BLOCKWISE_FILES.read_config(directory)
-        path = directory / BLOCKWISE_FILES.config_name
-        vocab_size = config.get("vocab_size")  # files of version 0.1.0 have none
-        if vocab_size is not None and not (isinstance(vocab_size, int) and vocab_size > 0):
-            raise FormatError(
-                f"{path}: vocab_size is {vocab_size!r}, expected an integer above 0 or null"
-            )
-        sizes = (config["hidden_size"], config["num_heads"], config["inner_size"])
-        heads = BLOCKWISE_FILES.read_heads(directory, lambda: cls(*sizes, vocab_size=vocab_size))
-        heads.trained_on = TargetSample.from_json(config.get("trained_on"), path)
-        return heads

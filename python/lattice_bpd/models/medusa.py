@@ -22,8 +22,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.models.head_files import HeadFiles
-from lattice_bpd.models.target_sample import TargetSample, sample_entry
+from lattice_bpd.models.head_files import HeadFiles, SavedHeads
 
 PREFIX = "medusa_head."
 _NAME = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(?:linear\.(weight|bias)|weight)")
@@ -31,7 +30,7 @@ _SIZES = ("hidden_size", "vocab_size", "num_slots", "num_layers")
 MEDUSA_FILES = HeadFiles("medusa_heads", {**dict.fromkeys(_SIZES, 1), "num_layers": 0})
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(SavedHeads):
     """H heads evaluated together; a head source for `BlockwiseLM`.
 
     Args:
@@ -50,6 +49,8 @@ class MedusaHeads(nn.Module):
         ValueError: a size below 1, or num_layers below 0.
     """
 
+    files = MEDUSA_FILES
+
     def __init__(
         self, hidden_size: int, vocab_size: int, num_slots: int, num_layers: int = 1
     ) -> None:
@@ -61,7 +62,6 @@ class MedusaHeads(nn.Module):
             )
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
         self.num_slots, self.num_layers = num_slots, num_layers
-        self.trained_on: TargetSample | None = None
         # Zero blocks: every head starts as its projection alone.
         shape = (num_layers, num_slots, hidden_size)
         self.block_weight = nn.Parameter(torch.zeros(*shape, hidden_size))
@@ -96,36 +96,6 @@ class MedusaHeads(nn.Module):
             states = states + F.silu(inner)
         logits = torch.bmm(states, self.output_weight.transpose(1, 2))  # (H, N, V)
         return logits.transpose(0, 1).reshape(*hidden.shape[:-1], self.num_slots, self.vocab_size)
-
-    def save_pretrained(self, directory: str | Path, target: nn.Module | None = None) -> None:
-        """Write medusa_heads.safetensors and medusa_heads.json; see `head_files`.
-
-        Medusa's own files are written by `save_medusa`.
-
-        Args:
-            directory: created if missing.
-            target: see `BlockwiseHeads.save_pretrained`.
-
-        Raises:
-            OSError: the directory cannot be written.
-        """
-        sizes = {key: getattr(self, key) for key in _SIZES}
-        MEDUSA_FILES.write(Path(directory), sizes | sample_entry(self, target), self)
-
-    @classmethod
-    def from_pretrained(cls, directory: str | Path) -> MedusaHeads:
-        """Read what `save_pretrained` wrote, on the CPU.
-
-        Raises:
-            FormatError: a file is missing, cut, altered or of another format version.
-        """
-        directory = Path(directory)
-        config = MEDUSA_FILES.read_config(directory)
-        sizes = [config[key] for key in _SIZES]
-        heads = MEDUSA_FILES.read_heads(directory, lambda: cls(*sizes))
-        path = directory / MEDUSA_FILES.config_name
-        heads.trained_on = TargetSample.from_json(config.get("trained_on"), path)
-        return heads
 
 
 def to_medusa_names(heads: MedusaHeads, prefix: str = "") -> dict[str, Tensor]:

@@ -8,26 +8,24 @@ fraction of the cost of a whole vocabulary, in training and in decoding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lattice_bpd._core import FormatError
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models.head_files import HeadFiles
-from lattice_bpd.models.target_sample import TargetSample, sample_entry
+from lattice_bpd.models.head_files import HeadFiles, SavedHeads
 
 VOCABULARY_FILES = HeadFiles(
     "heads",
     {"num_slots": 1, "hidden_size": 1, "inner_size": 1, "draft_vocab_size": 1, "vocab_size": 1},
+    {"reads_exact_token": True},
 )
 _TOP_K = 64  # candidates of a slot
 
 
-class VocabularyHeads(nn.Module):
+class VocabularyHeads(SavedHeads):
     """H feed-forward heads over a draft vocabulary.
 
     Args:
@@ -46,6 +44,8 @@ class VocabularyHeads(nn.Module):
         ValueError: a size below 1, or token ids that are outside 0..V-1 or occur twice.
     """
 
+    files = VOCABULARY_FILES
+
     def __init__(
         self,
         token_ids: Sequence[int] | Tensor,
@@ -63,7 +63,6 @@ class VocabularyHeads(nn.Module):
             raise ValueError(f"VocabularyHeads: sizes are {sizes}; expected 1 or more of each")
         self.hidden_size, self.vocab_size, self.num_slots = hidden_size, vocab_size, num_slots
         self.inner_size, self.reads_exact_token = inner_size, reads_exact_token
-        self.trained_on: TargetSample | None = None
         self.token_ids: Tensor
         self.register_buffer("token_ids", ids)
         self.inner = nn.Linear(hidden_size * (1 + reads_exact_token), num_slots * inner_size)
@@ -72,7 +71,7 @@ class VocabularyHeads(nn.Module):
         self.outer_bias = nn.Parameter(torch.zeros(num_slots, hidden_size))
         self._target: tuple[Any, Any, Tensor, Tensor | None] | None = None
         if not ids.is_meta:
-            self._check_token_ids()
+            self._check_tensors()
 
     def attach(self, base: Any) -> None:
         """Use the embeddings of a target, which are not copied but for the draft vocabulary's rows.
@@ -141,57 +140,17 @@ class VocabularyHeads(nn.Module):
         whole.index_copy_(2, self.token_ids, logits)
         return whole.view(*hidden.shape[:-1], self.num_slots, self.vocab_size)
 
-    def save_pretrained(self, directory: str | Path, target: nn.Module | None = None) -> None:
-        """Write heads.safetensors and heads.json; see `head_files`.
-
-        Args:
-            directory: created if missing.
-            target: the model that the heads were trained on; None: `trained_on`.
-
-        Raises:
-            OSError: the directory cannot be written.
-        """
-        sizes = {
-            "num_slots": self.num_slots,
-            "hidden_size": self.hidden_size,
-            "inner_size": self.inner_size,
-            "draft_vocab_size": len(self.token_ids),
-            "vocab_size": self.vocab_size,
-            "reads_exact_token": self.reads_exact_token,
-            **sample_entry(self, target),
-        }
-        VOCABULARY_FILES.write(Path(directory), sizes, self)
+    @property
+    def draft_vocab_size(self) -> int:
+        """K, tokens of the draft vocabulary."""
+        return len(self.token_ids)
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path) -> VocabularyHeads:
-        """Read what `save_pretrained` wrote, on the CPU.
+    def _from_sizes(cls, sizes: dict[str, Any]) -> VocabularyHeads:
+        size = sizes.pop("draft_vocab_size")
+        return cls(torch.empty(size, dtype=torch.int64), **sizes)
 
-        Raises:
-            FormatError: a file is missing, cut, altered or of another format version.
-        """
-        directory = Path(directory)
-        config = VOCABULARY_FILES.read_config(directory)
-        path = directory / VOCABULARY_FILES.config_name
-
-        def build() -> VocabularyHeads:
-            return cls(
-                torch.empty(config["draft_vocab_size"], dtype=torch.int64),
-                config["hidden_size"],
-                config["vocab_size"],
-                num_slots=config["num_slots"],
-                inner_size=config["inner_size"],
-                reads_exact_token=bool(config.get("reads_exact_token", True)),
-            )
-
-        heads = VOCABULARY_FILES.read_heads(directory, build)
-        try:
-            heads._check_token_ids()
-        except ValueError as error:
-            raise FormatError(f"{path}: {error}; save or train the heads again") from error
-        heads.trained_on = TargetSample.from_json(config.get("trained_on"), path)
-        return heads
-
-    def _check_token_ids(self) -> None:
+    def _check_tensors(self) -> None:
         ids = self.token_ids.tolist()
         low, high, distinct = min(ids), max(ids), len(set(ids))
         if low < 0 or high >= self.vocab_size or distinct != len(ids):
