@@ -152,6 +152,8 @@ def test_responses_of_a_log_are_not_generated(folder: Path) -> None:
     assert main(["build", str(folder / "model"), "--responses", str(file), "-o", out]) == 0
     assert not (folder / "out" / "responses.jsonl").exists()
     assert main(["build", str(folder / "model"), "-o", out]) == 2
+    arguments = ["--responses", str(file), "-o", out, "--dry-run"]  # nothing to probe with
+    assert main(["build", str(folder / "model"), *arguments]) == 2
 
 
 def test_too_few_prompts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,10 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
     fitting = [n for n, one in enumerate(prompts) if limit is None or len(one) < limit]
     prompts, messages = [prompts[n] for n in fitting], [messages[n] for n in fitting]
     if not prompts:
-        raise ValueError(f"all prompts fill the {limit} positions of the model; expected shorter")
+        raise ValueError(
+            "build: no prompt to probe the model with; expected some in --prompts, shorter than "
+            f"its positions{f' ({limit})' if limit else ''}"
+        )
     probed = min(_PROBED, job.batch_size, len(prompts))
     server = make_server(tokenizer, job, ())
 

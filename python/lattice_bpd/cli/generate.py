@@ -76,7 +76,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument(
         "--drafter", type=Path, metavar="PATH",
-        help="drafter.json, or its folder, of `lattice-bpd tune`: strategy, options, LM and, where "
+        help="folder of `lattice-bpd build`, or a drafter.json: strategy, options, LM and, where "
         "they are in the same folder, heads; --lm replaces its LM",
     )  # fmt: skip
     add_draft_options(parser, _OPTIONS)
