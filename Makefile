@@ -45,7 +45,7 @@ build-tests: setup-test build
 	@flock $(BUILD)/rebuild_on_import.lock cmake --build $(BUILD) --parallel $(JOBS) -- --quiet
 
 demo: setup-demo build  ## decode with rescored drafts, print the table (ARGS=--quick: a smoke test)
-	@lattice-bpd demo $(ARGS)
+	@python examples/demo/demo.py $(ARGS)
 
 test: build-tests  ## C++ unit tests, then Python tests (ARGS are pytest's)
 	@echo "test: ctest"

@@ -159,7 +159,7 @@ def time_calls(subject: Subject, rounds: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few prompts, little training")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a model of `lattice-bpd demo`")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a model of `make demo`")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / "decode.jsonl"

@@ -127,7 +127,7 @@ class Bench:
         """Lattices of the demo's model, with the demo's own LM."""
         directory = find_demo_model(self.args.demo)
         if directory is None:
-            print("\nnote: no demo model (run `lattice-bpd demo`); recorded lattices are left out")
+            print("\nnote: no demo model (run `make demo`); recorded lattices are left out")
             return
         try:
             recording = record_lattices(directory, self.count, 16)
@@ -343,7 +343,7 @@ def main() -> None:
     )
     parser.add_argument("--renew", action="store_true", help="replace that baseline")
     parser.add_argument("--cache-lines", action="store_true", help="count the lines of a search")
-    parser.add_argument("--demo", type=Path, metavar="DIR", help="a model of `lattice-bpd demo`")
+    parser.add_argument("--demo", type=Path, metavar="DIR", help="a model of `make demo`")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / "rescore.json"
     )

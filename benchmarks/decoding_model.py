@@ -30,7 +30,7 @@ class Subject(NamedTuple):
 
 
 def load_subject(directory: Path, count: int) -> Subject:
-    """A model of `lattice-bpd demo`: blockwise model, tokenizer.json and ngram.lm in one folder."""
+    """A model of `make demo`: blockwise model, tokenizer.json and ngram.lm in one folder."""
     from tokenizers import Tokenizer
 
     from lattice_bpd.models import BlockwiseLM

@@ -28,7 +28,7 @@ class Recording(NamedTuple):
 
 
 def find_demo_model(directory: Path | None) -> Path | None:
-    """The folder of a model that `lattice-bpd demo` trained; None where there is none."""
+    """The folder of a model that `make demo` trained; None where there is none."""
     folders = (
         [directory] if directory else [ROOT / "demo-out" / n for n in ("model", "model-quick")]
     )

@@ -161,10 +161,10 @@ def lab_options(name: str) -> LabOptions:
 
 def demo_source(args: argparse.Namespace) -> Source:
     """The demo's model, trained for a number of steps, and tasks of the library and HumanEval."""
-    from lattice_bpd.evaluate.demo.training import train_demo_model
     from lattice_bpd_kim2024.demo import library_text as corpus
     from lattice_bpd_kim2024.demo import recipe
     from lattice_bpd_kim2024.demo.quick import make_quick_source
+    from lattice_bpd_kim2024.demo.training import train_demo_model
 
     used = replace(recipe.QUICK, max_train_seconds=3600.0)
     text = corpus.read_library_sources(max_files=used.max_files)

@@ -211,8 +211,8 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {},
             {
                 "lattice_bpd_kim2024.demo.library_text.read_library_sources": Stub("corpus"),
-                "lattice_bpd_kim2024.demo.parts.load_parts": returns(None),
-                "lattice_bpd_kim2024.demo.parts.train_parts": END,
+                "lattice_bpd_kim2024.demo.training.load_parts": returns(None),
+                "lattice_bpd_kim2024.demo.training.train_parts": END,
             },
         ),
         "build": Scene(
@@ -504,11 +504,6 @@ OF_MODEL = Change(
     files={"m/config.json": '{"vocab_size": 77}', "m/tokenizer.json": ""},
 )  # fmt: skip
 CHANGES: dict[str, dict[str, Change]] = {
-    "demo": {
-        "out": Change(targets={"directory"}),
-        "quick": Change(wanted=QUICK.max_files, targets={"recipe", "directory", "max_files"}),
-        "retrain": Change(wanted=lambda outcome: "load_parts.directory" not in outcome),
-    },
     "build": {
         "model": Change(targets=MODEL | {"pretrained_model_name_or_path"}),
         "no_chat": Change(wanted=False, targets={"chat"}),

@@ -15,7 +15,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 
-COMMANDS = [["demo"], ["generate"], ["ngram", "train"]]
+COMMANDS = [["build"], ["generate"], ["ngram", "train"]]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -50,7 +50,7 @@ def test_help_of_generate_documents_strategies_and_options(capsys):
     assert max(map(len, printed.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("arguments", [[], ["sing"], ["ngram"], ["generate"], ["demo", "--fast"]])
+@pytest.mark.parametrize("arguments", [[], ["sing"], ["ngram"], ["generate"], ["build", "--fast"]])
 def test_wrong_usage_ends_with_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -21,22 +21,22 @@ pytest.importorskip("rich")
 import torch
 from rich.console import Console
 
+import demo as demo_script
 import lattice_bpd
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
+from demo_run import ACCEPTED, OWN, DemoSize, call_text, print_run, run_demo
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.cli.demo_output import ACCEPTED, OWN, call_text, print_run
 from lattice_bpd.decode import DecodeResult, DecodeStats, PBestDrafter, decode
 from lattice_bpd.decode.drafters import MixtureDrafter
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate.demo.run import DemoSize, run_demo
-from lattice_bpd.evaluate.demo.training import train_demo_model
 from lattice_bpd.watcher import SilentWatcher
 from lattice_bpd_kim2024.demo import library_text as corpora
 from lattice_bpd_kim2024.demo import model_folder as demo_models
 from lattice_bpd_kim2024.demo import recipe as recipes
 from lattice_bpd_kim2024.demo.library_text import draw_passages, draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import DemoSettings, find_demo_model, load_demo_model
+from lattice_bpd_kim2024.demo.training import train_demo_model
 from lattice_bpd_kim2024.evaluate import compare_strategies, loop_share, tune_alpha
 from lattice_bpd_kim2024.live import compare as comparing
 from lattice_bpd_kim2024.live.call_tokens import split_by_call
@@ -538,8 +538,8 @@ def test_colors_are_for_terminals_alone(demo_run, monkeypatch):
 
 
 def test_the_smoke_test_of_a_demo_model(folder, library, tmp_path, capsys):
-    arguments = ["demo", "--quick", "--model", str(folder), "--out", str(tmp_path / "out")]
-    assert main(arguments) == 0
+    arguments = ["--quick", "--model", str(folder), "--out", str(tmp_path / "out")]
+    assert demo_script.main(arguments) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (results["smoke_test"], results["reused"], results["model"]) == (True, True, str(folder))
     assert all(line["lossless"] for line in results["strategies"])
@@ -548,9 +548,9 @@ def test_the_smoke_test_of_a_demo_model(folder, library, tmp_path, capsys):
     assert "SMOKE TEST" in text
     assert "one continuation call by call" in text
     assert "\x1b[" not in text  # no terminal: no colors
-    assert main(["demo", "--retrain", "--out", str(tmp_path)]) == 2
+    assert demo_script.main(["--retrain", "--out", str(tmp_path)]) == 2
     assert "--retrain without --train" in capsys.readouterr().err
-    assert main(["demo", "--model", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert demo_script.main(["--model", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "has no demo.json" in capsys.readouterr().err
     command = ["generate", str(folder), "--strategy", "tree", "--prompt", "def main(", "--json"]
     assert main([*command, "--top-k", "4", "--max-new-tokens", "5"]) == 0
@@ -558,8 +558,8 @@ def test_the_smoke_test_of_a_demo_model(folder, library, tmp_path, capsys):
 
 def test_the_whole_demo_trained_twice(library, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(recipes, "QUICK", TINY)
-    arguments = ["demo", "--train", "--quick", "--out", str(tmp_path / "out")]
-    assert main(arguments) == 0
+    arguments = ["--train", "--quick", "--out", str(tmp_path / "out")]
+    assert demo_script.main(arguments) == 0
     first = json.loads((tmp_path / "out" / "results.json").read_text())
     text = capsys.readouterr().out
     assert [line["name"] for line in first["strategies"]] == DEMO_NAMES
@@ -573,7 +573,7 @@ def test_the_whole_demo_trained_twice(library, tmp_path, monkeypatch, capsys):
     assert set(first["block_efficiency_by_alpha"]) == {"0.1", "0.3"}
     assert "drafts before and after rescoring" in text
     assert "results.json" in text
-    assert main(arguments) == 0
+    assert demo_script.main(arguments) == 0
     second = json.loads((tmp_path / "out" / "results.json").read_text())
     assert second["reused"]
     assert "reusing the model" in capsys.readouterr().out
@@ -584,5 +584,5 @@ def test_the_whole_demo_trained_twice(library, tmp_path, monkeypatch, capsys):
     demo = demo_models.load_demo_model(tmp_path / "out" / "model-tiny")
     assert demo.settings.alpha["p_best_ngram"] == second["alpha"]
     (tmp_path / "out" / "model-tiny" / "ngram.lm").write_bytes(b"no LM")
-    assert main(arguments) == 2
+    assert demo_script.main(arguments) == 2
     assert "ngram.lm" in capsys.readouterr().err

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ pytest.importorskip("rich")
 
 import torch
 
+import unlikelihood
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import load_demo_model
@@ -23,10 +22,6 @@ from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.statistics import count_looping, find_repeats, loop_share
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-unlikelihood = importlib.import_module("unlikelihood")
-
 FOLDER = ROOT / "examples" / "demo_model"
 
 

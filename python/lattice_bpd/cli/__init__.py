@@ -22,7 +22,6 @@ from lattice_bpd.cli import (
     build,
     certify,
     check,
-    demo,
     generate,
     ngram,
 )
@@ -41,12 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
         prog="lattice-bpd",
         description="Blockwise parallel decoding with drafts rescored through a top-k lattice and "
         "an n-gram LM: the target model's greedy output in fewer calls of it.",
-        epilog="Begin with: lattice-bpd demo",
+        epilog="Begin with: lattice-bpd generate MODEL --prompt TEXT",
     )
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands_in_order = (
-        demo, build, generate, certify, check, ngram,
+        build, generate, certify, check, ngram,
     )  # fmt: skip
     for command in commands_in_order:
         command.add_parser(commands)

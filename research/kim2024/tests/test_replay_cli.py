@@ -25,7 +25,6 @@ from lattice_bpd.cli import main
 from lattice_bpd.cli.files import load_causal_lm
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.evaluate.demo.training import train_demo_model
 from lattice_bpd.watcher import SilentWatcher
 from lattice_bpd_kim2024.demo import library_text as corpora
 from lattice_bpd_kim2024.demo import quick
@@ -37,6 +36,7 @@ from lattice_bpd_kim2024.demo.library_tasks import (
     library_passages,
 )
 from lattice_bpd_kim2024.demo.library_text import Corpus
+from lattice_bpd_kim2024.demo.training import train_demo_model
 from lattice_bpd_kim2024.lab.lab import HELD_OUT, split_texts
 from lattice_bpd_kim2024.record.files import read_record
 from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record

@@ -14,7 +14,7 @@ from lattice_bpd_kim2024.cli.evaluate_options import (
     read_prompts,
 )
 
-_EXAMPLE = """example (after `lattice-bpd demo`):
+_EXAMPLE = """example (after `make demo`):
   lattice-bpd record --model demo-out/model --task humaneval --data HumanEval.jsonl.gz --out run
   lattice-bpd replay run --lm demo-out/model/ngram.lm --num-drafts 1,4,16
 

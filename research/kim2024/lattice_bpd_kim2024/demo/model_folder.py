@@ -6,7 +6,7 @@ DIR/ngram.lm                                            n-gram LM over its token
 DIR/demo.json                                           DemoSettings
 DIR/rescorer/                                           optional: a small causal LM that rescores
 
-`examples/demo_model` is such a folder, and `lattice-bpd demo --train` writes another.
+`examples/demo_model` is such a folder, and `make demo ARGS=--train` writes another.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def find_demo_model(directory: str | Path | None = None) -> Path:
         if not (Path(directory) / SETTINGS_FILE).is_file():
             raise FileNotFoundError(
                 f"{directory} has no {SETTINGS_FILE}; expected the folder of a demo model, such as "
-                f"{DEFAULT_FOLDER} in a clone or one that `lattice-bpd demo --train` wrote"
+                f"{DEFAULT_FOLDER} in a clone or one that `make demo ARGS=--train` wrote"
             )
         return Path(directory)
     roots = [*Path(lattice_bpd.__file__).resolve().parents, Path.cwd()]
@@ -193,7 +193,7 @@ def find_demo_model(directory: str | Path | None = None) -> Path:
     raise FileNotFoundError(
         f"found no demo model: {DEFAULT_FOLDER} is part of the source tree, not of the installed "
         "package; run the command in a clone, give --model DIR, or train a model by "
-        "`lattice-bpd demo --train`"
+        "`make demo ARGS=--train`"
     )
 
 
@@ -220,7 +220,7 @@ def load_demo_model(directory: str | Path | None = None) -> DemoModel:
     except (OSError, ValueError) as error:  # FormatError is a ValueError
         raise FormatError(
             f"{folder}: damaged demo model ({error}); restore the folder (git checkout -- "
-            f"{DEFAULT_FOLDER} in a clone), or train another by `lattice-bpd demo --train`"
+            f"{DEFAULT_FOLDER} in a clone), or train another by `make demo ARGS=--train`"
         ) from error
     return demo
 

@@ -20,8 +20,8 @@ from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.demo.library_tasks import QUICK_TASKS, library_domain, library_passages
 from lattice_bpd_kim2024.demo.library_text import Corpus
 from lattice_bpd_kim2024.demo.model_folder import LM_FILE, TOKENIZER_FILE, DemoModel
-from lattice_bpd_kim2024.demo.parts import train_recipe_lm
 from lattice_bpd_kim2024.demo.recipe import QUICK
+from lattice_bpd_kim2024.demo.training import train_recipe_lm
 from lattice_bpd_kim2024.heads.options import TrainOptions
 from lattice_bpd_kim2024.record.write import Prompt, RecordOptions
 from lattice_bpd_kim2024.rescorer import train_rescorer

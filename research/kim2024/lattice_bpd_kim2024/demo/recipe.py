@@ -1,4 +1,4 @@
-"""Sizes and steps of demo models, such as that of `lattice-bpd demo --train`."""
+"""Sizes and steps of demo models, such as that of `make demo ARGS=--train`."""
 
 from __future__ import annotations
 

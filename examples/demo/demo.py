@@ -1,24 +1,34 @@
-"""`lattice-bpd demo`: decodes held-out prompts with the demo model by every strategy."""
+"""Decodes held-out prompts with a small model by every strategy, and prints the table.
+
+    make demo                                  # or: python examples/demo/demo.py
+    make demo ARGS="--train --out demo-out"    # trains the model first
+    python examples/demo/demo.py --model demo-out/model
+
+The prompts are from the Python standard library's sources, from files that the model was not
+trained on. Prints block efficiency and speed, the calls of one continuation, and two drafts before
+and after rescoring. Needs the extra `demo` and the distribution lattice-bpd-kim2024.
+"""
 
 from __future__ import annotations
 
 import argparse
+import io
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from demo_run import FULL_SIZE, SMOKE_SIZE, print_run, run_demo
 from lattice_bpd.atomic_files import write_json
+from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
+from lattice_bpd_kim2024.demo import recipe as recipes
+from lattice_bpd_kim2024.demo.library_text import Corpus, read_library_sources
+from lattice_bpd_kim2024.demo.model_folder import DemoModel, load_demo_model
+from lattice_bpd_kim2024.demo.training import train_demo_model
 
-if TYPE_CHECKING:
-    from lattice_bpd.cli.progress import ConsoleWatcher
-    from lattice_bpd_kim2024.demo.library_text import Corpus
-    from lattice_bpd_kim2024.demo.model_folder import DemoModel
-
-_EXAMPLE = """examples:
-  lattice-bpd demo
-  lattice-bpd demo --train --out demo-out
-  lattice-bpd demo --model demo-out/model
-"""
 _TITLES = {
     "corpus": "reading the standard library's sources",
     "tokenizer": "training a byte-level BPE",
@@ -33,16 +43,10 @@ _TITLES = {
 }
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command `demo`."""
-    parser = commands.add_parser(
-        "demo",
-        help="decode held-out prompts with a small model by every strategy",
-        description="Decode prompts from the Python standard library's sources, from files that "
-        "the model was not trained on, with every strategy. Prints block efficiency and speed, the "
-        "calls of one continuation, and two drafts before and after rescoring.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the demo; returns the exit status: 2 for an error of the user, in one line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--out", type=Path, default=Path("demo-out"), metavar="DIR",
@@ -54,6 +58,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a demo model (default: examples/demo_model of the source tree)",
     )  # fmt: skip
     source.add_argument(
+        "--small", action="store_true", help="the small model of examples/demo_model: the default"
+    )
+    source.add_argument(
         "--train", action="store_true",
         help="train a smaller model from nothing, about 6 minutes; kept in DIR of --out",
     )  # fmt: skip
@@ -64,28 +71,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--retrain", action="store_true", help="with --train: train again although DIR has a model"
     )
     parser.add_argument("--no-color", action="store_true", help="plain text on a terminal, too")
-    parser.set_defaults(run=run)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what the console's encoding lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        _run(parser.parse_args(argv))
+    except (ValueError, OSError, ImportError) as error:
+        print(f"demo: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
-def run(args: argparse.Namespace) -> None:
-    """Decode, print and write results.json.
-
-    Raises:
-        ValueError: damaged files, or a corpus without text.
-        OSError: no demo model, or DIR cannot be written.
-        ImportError: an extra is missing.
-    """
-    from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-
+def _run(args: argparse.Namespace) -> None:
+    """Decodes, prints and writes results.json."""
     if args.retrain and not args.train:
         raise ValueError("--retrain without --train; add --train to train a model")
     start = time.perf_counter()
     quiet_transformers()
-    import torch
-
-    from lattice_bpd.cli.demo_output import print_run
-    from lattice_bpd.evaluate.demo.run import FULL_SIZE, SMOKE_SIZE, run_demo
-
     torch.set_num_threads(min(torch.get_num_threads(), 4))  # for training; more slow it down
     console = make_console(no_color=args.no_color)
     watcher = ConsoleWatcher(console, _TITLES)
@@ -120,11 +124,6 @@ def run(args: argparse.Namespace) -> None:
 def _load(
     directory: Path | None, watcher: ConsoleWatcher, about: dict[str, Any]
 ) -> tuple[DemoModel, Corpus]:
-    import torch
-
-    from lattice_bpd_kim2024.demo.library_text import read_library_sources
-    from lattice_bpd_kim2024.demo.model_folder import load_demo_model
-
     start = time.perf_counter()
     watcher.begin("load")
     demo = load_demo_model(directory)
@@ -139,10 +138,6 @@ def _load(
 def _train(
     args: argparse.Namespace, watcher: ConsoleWatcher, about: dict[str, Any]
 ) -> tuple[DemoModel, Corpus]:
-    from lattice_bpd.evaluate.demo.training import train_demo_model
-    from lattice_bpd_kim2024.demo import recipe as recipes
-    from lattice_bpd_kim2024.demo.library_text import read_library_sources
-
     recipe = recipes.QUICK if args.quick else recipes.FULL
     watcher.begin("corpus")
     corpus = read_library_sources(max_files=recipe.max_files)
@@ -153,3 +148,7 @@ def _train(
         watcher.console.print(f"reusing the model in {folder} (--retrain trains it again)")
     about.update(reused=parts.reused, seconds=dict(parts.seconds))
     return demo, corpus
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
-"""Train the model of `lattice-bpd demo`: a small causal LM of Python code, its heads and n-gram LM.
+"""Train the model of `make demo`: a small causal LM of Python code, its heads and n-gram LM.
 
-    python scripts/train_demo_model.py                     # everything, 1 to 2 hours on two cores
-    python scripts/train_demo_model.py --work DIR --out DIR
+    python examples/demo/train_demo_model.py     # everything, 1 to 2 hours on two cores
+    python examples/demo/train_demo_model.py --work DIR --out DIR
 
 The text is the running Python's standard library, split by file
 (`lattice_bpd_kim2024.demo.library_text`). Stages:
@@ -25,29 +25,28 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from demo_model_folder import write_model
 from tokenizers import Tokenizer
 from torch import nn
-from unlikelihood import UnlikelihoodOptions, train_unlikelihood
 
+from demo_model_folder import write_model
 from lattice_bpd import NGramLM
 from lattice_bpd.atomic_files import replacing, write_json
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.conformance.cases import cut_at_end
-from lattice_bpd.evaluate.demo.training import Tried, tune_drafts
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import encode
-from lattice_bpd_kim2024.demo.parts import end_of_text
 from lattice_bpd_kim2024.demo.recipe import DraftRecipe
+from lattice_bpd_kim2024.demo.training import Tried, end_of_text, tune_drafts
 from lattice_bpd_kim2024.evaluate import record
 from lattice_bpd_kim2024.heads.frozen import FrozenOptions, train_frozen
 from lattice_bpd_kim2024.heads.joint import TrainOptions, TrainReport, train_blockwise
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.small_models import build_small_gpt, train_byte_bpe
 from lattice_bpd_kim2024.statistics import loop_share
+from unlikelihood import UnlikelihoodOptions, train_unlikelihood
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Train the rescorer of the demo's model: a small causal LM for strategies neural and mixture.
 
-    python scripts/train_demo_rescorer.py                  # about 20 s of one core
-    python scripts/train_demo_rescorer.py --work DIR --out DIR
+    python examples/demo/train_demo_rescorer.py                  # about 20 s of one core
+    python examples/demo/train_demo_rescorer.py --work DIR --out DIR
 
 It learns from every eighth training file of the running Python's library, by `lattice-bpd rescorer
 train`. Run it after `train_demo_model.py`, whose result has no rescorer.
@@ -24,7 +24,7 @@ from lattice_bpd_kim2024.demo.library_text import read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import RESCORER_FOLDER
 from lattice_bpd_kim2024.rescorer import RescorerJob, run_rescorer_job
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo_model"
 TRAIN = {
     "steps": 130, "batch_size": 4, "sequence_length": 254, "warmup": 10, "precision": "fp32",

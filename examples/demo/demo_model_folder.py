@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from lattice_bpd.evaluate.demo.training import tuned_settings
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_kim2024.demo.model_folder import DemoSettings
-from lattice_bpd_kim2024.demo.parts import end_of_text
+from lattice_bpd_kim2024.demo.training import end_of_text, tuned_settings
 from lattice_bpd_kim2024.small_models import END_OF_TEXT
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def model_card(training: Training, settings: DemoSettings) -> str:
     text, loops, version = training.facts["text"], settings.loops, settings.training["python"]
     return f"""# The demo's model
 
-A causal LM of Python code for `lattice-bpd demo`: small enough for a repository, good enough to
+A causal LM of Python code for `make demo`: small enough for a repository, good enough to
 show what rescored drafts gain. It is of no other use.
 
 - **Target**: GPT-NeoX, {recipe.num_layers} layers, D = {recipe.hidden_size},
@@ -89,12 +88,12 @@ show what rescored drafts gain. It is of no other use.
   {text["files"]} files, under the PSF license. A sixteenth of the files is held out for prompts,
   another for tuning; the split is by a hash of the file's name, so the same modules are held out
   in every version of Python.
-- **Training**: `python scripts/train_demo_model.py`, {minutes:.0f} minutes on two cores that other
-  programs shared. `demo.json` has the recipe, and losses and seconds of each stage.
+- **Training**: `python examples/demo/train_demo_model.py`, {minutes:.0f} minutes on two cores
+  that other programs shared. `demo.json` has the recipe, and losses and seconds of each stage.
 - **Loops**: {loops["model"]:.1%} of the tokens of its greedy continuations of
   {recipe.test_prompts} held-out prompts end a window of 8 tokens that occurred before;
   {loops["human"]:.1%} in the files themselves.
 - **Rescorer** (`rescorer/`, strategies `neural` and `mixture`): GPT-NeoX, 2 layers, D = 128,
-  445,952 parameters, bfloat16, trained by `python scripts/train_demo_rescorer.py`: 130 steps on an
-  eighth of the files.
+  445,952 parameters, bfloat16, trained by `python examples/demo/train_demo_rescorer.py`: 130 steps
+  on an eighth of the files.
 """

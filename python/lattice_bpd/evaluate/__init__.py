@@ -1,1 +1,0 @@
-"""The demo; see `lattice_bpd.cli.demo`."""

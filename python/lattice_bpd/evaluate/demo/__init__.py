@@ -1,1 +1,0 @@
-"""The demo: its model folder, prompts, training and measured table."""
