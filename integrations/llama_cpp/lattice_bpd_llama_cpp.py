@@ -1,7 +1,8 @@
 """Drafts for llama.cpp's Python package: a mixture of n-gram LMs and the text so far.
 
     from llama_cpp import Llama
-    model = Llama("model.gguf", draft_model=NGramDraftModel(NGramLM.load("corpus.lm")))
+    model = Llama("model.gguf", logits_all=True)
+    model.draft_model = NGramDraftModel.of(model, NGramLM.load("corpus.lm"))
 
 llama-cpp-python calls its `draft_model` with all tokens so far and verifies the chain that it
 returns. It hands over no hidden states, so draft heads cannot be used there.
@@ -9,7 +10,11 @@ returns. It hands over no hidden states, so draft heads cannot be used there.
 
 from __future__ import annotations
 
+import logging
 import math
+import statistics
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +26,10 @@ from lattice_bpd.draft.mixture import make_mixture, source_names
 from lattice_bpd.lm.ngram import NGramLM
 
 _ANY = 1 << 21  # more tokens than any model has
+_ROUNDS = 5  # measurements of each call
+_GOOD = 0.9  # probability of each token of a good draft
+_LEAST_GAIN = 1.02  # in tokens per second by good drafts; less does not pay
+_LOGGER = logging.getLogger(__name__)
 
 
 class NGramDraftModel:
@@ -33,6 +42,12 @@ class NGramDraftModel:
         num_tokens: tokens of the longest draft.
         min_prob: a draft ends before the first prefix of a smaller probability.
         vocab_size: tokens of the model, `Llama.n_vocab()`; others are not drafted. None: any.
+        costs: (num_tokens + 1,) time of a call of the model that reads 1, 2, .. tokens, as of
+            `measure_costs`. Drafts are as long as gives most tokens per second, and none is
+            proposed where none pays though each token is right 9 times of 10. None: by min_prob.
+
+    Attributes:
+        pays: whether drafts are proposed.
 
     Raises:
         ValueError: an option out of range.
@@ -45,12 +60,22 @@ class NGramDraftModel:
         num_tokens: int = 10,
         min_prob: float = 0.3,
         vocab_size: int | None = None,
+        costs: Sequence[float] | None = None,
     ) -> None:
         if num_tokens < 1 or not 0.0 < min_prob <= 1.0:
             raise ValueError(
                 f"NGramDraftModel: num_tokens is {num_tokens}, min_prob {min_prob}; expected 1 or "
                 "more, and a probability above 0"
             )
+        if costs is not None and (len(costs) != num_tokens + 1 or min(costs) <= 0.0):
+            raise ValueError(
+                f"NGramDraftModel: costs are {list(costs)}; expected {num_tokens + 1} times above 0"
+            )
+        self._costs = None if costs is None else np.array(costs, np.float64)
+        good = np.cumsum(_GOOD ** np.arange(num_tokens + 1))  # expected tokens of a call
+        self.pays = self._costs is None or bool(
+            (good / self._costs).max() > _LEAST_GAIN / self._costs[0]
+        )
         self.num_tokens, self._least = num_tokens, math.log(min_prob)
         self._vocab_size = vocab_size or _ANY
         lms = [] if lm is None else [lm]
@@ -60,6 +85,40 @@ class NGramDraftModel:
         )
         self._drafts = _core.MixtureText(self._mixture)
         self._text: npt.NDArray[np.intc] = np.empty(0, np.intc)
+
+    @classmethod
+    def of(cls, model: Any, lm: NGramLM | None = None, *, num_tokens: int = 10) -> NGramDraftModel:
+        """A draft model for a loaded model, whose calls are measured (a second or less).
+
+        Logs the times, as a warning where no draft pays; then nothing is drafted.
+
+        Args:
+            model: a `llama_cpp.Llama`, loaded with logits_all=True; its text is reset.
+            lm: see the class.
+            num_tokens: see there.
+
+        Raises:
+            ValueError: a model loaded without logits_all=True, or whose context is too short.
+        """
+        if not getattr(model, "_logits_all", True):
+            raise ValueError(
+                "NGramDraftModel: the model was loaded without logits_all=True, so it keeps the "
+                "logits of the last token only, and drafts cannot be verified; expected "
+                "Llama(.., logits_all=True)"
+            )
+        costs = measure_costs(model, num_tokens)
+        drafts = cls(lm, num_tokens=num_tokens, vocab_size=model.n_vocab(), costs=costs)
+        times = ", ".join(f"{n} {1e3 * costs[n - 1]:.1f}" for n in _sizes(num_tokens))
+        if drafts.pays:
+            _LOGGER.info("lattice-bpd: milliseconds of a call by its tokens: %s", times)
+        else:
+            _LOGGER.warning(
+                "lattice-bpd: milliseconds of a call by its tokens: %s. A call of several tokens "
+                "costs more than it can save, so nothing is drafted. More GPU layers, a newer "
+                "llama.cpp or another quantization may change that",
+                times,
+            )
+        return drafts
 
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **_: Any) -> npt.NDArray[np.intc]:
         """A draft of the tokens after a text.
@@ -71,15 +130,27 @@ class NGramDraftModel:
             (n,) int32, 0 to num_tokens token ids; none for a text with ids below 0 or that the
             model does not have.
         """
-        if len(input_ids) == 0 or input_ids.min() < 0 or input_ids.max() >= self._vocab_size:
+        if (
+            not self.pays
+            or len(input_ids) == 0
+            or input_ids.min() < 0
+            or input_ids.max() >= self._vocab_size
+        ):
             return np.empty(0, np.intc)
         self._read(input_ids)
         tree = _core.search_mixtures(
             [self._drafts], [self.num_tokens], self.num_tokens, is_chain=True
         )[0]
         log_probs = tree.log_probs
-        length = 0 if log_probs is None else int((log_probs >= self._least).sum())
+        length = 0 if log_probs is None else self._length(np.asarray(log_probs, np.float64))
         return np.array(tree.token_ids[1 : length + 1], np.intc)
+
+    def _length(self, log_probs: npt.NDArray[np.float64]) -> int:
+        """How many draft tokens to keep, by their prefixes' log probabilities."""
+        if self._costs is None:
+            return int((log_probs >= self._least).sum())
+        expected = 1.0 + np.concatenate([[0.0], np.cumsum(np.exp(log_probs))])
+        return int(np.argmax(expected / self._costs[: len(expected)]))
 
     def _read(self, text: npt.NDArray[np.intc]) -> None:
         """Append the new tokens; to an empty text if this is another one."""
@@ -88,3 +159,36 @@ class NGramDraftModel:
             self._drafts, known = _core.MixtureText(self._mixture), 0
         self._drafts.append(text[known:].tolist())
         self._text = text.copy()  # the caller writes into its array
+
+
+def measure_costs(model: Any, num_tokens: int) -> list[float]:
+    """Seconds of a call of a `llama_cpp.Llama` that reads 1, 2, .. num_tokens + 1 tokens.
+
+    The median of some calls each; between the measured sizes a line. The model's text is reset.
+
+    Raises:
+        ValueError: a context that is too short.
+    """
+    sizes, token = _sizes(num_tokens), max(model.token_bos(), 0)
+    if model.n_ctx() < 2 * (num_tokens + 1):
+        raise ValueError(
+            f"measure_costs: the context has {model.n_ctx()} tokens; expected "
+            f"{2 * (num_tokens + 1)} or more, or a smaller num_tokens"
+        )
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+    model.reset()
+    model.eval([token] * (num_tokens + 1))  # also the first call, which is slow
+    for _ in range(_ROUNDS):
+        for size in sizes:
+            model.n_tokens = num_tokens + 1  # the next call drops what follows
+            start = time.perf_counter()
+            model.eval([token] * size)
+            times[size].append(time.perf_counter() - start)
+    model.reset()
+    medians = [statistics.median(times[size]) for size in sizes]
+    return [float(one) for one in np.interp(np.arange(1, num_tokens + 2), sizes, medians)]
+
+
+def _sizes(num_tokens: int) -> list[int]:
+    """The calls to measure, in tokens."""
+    return sorted({size for size in (1, 2, 4, 8, num_tokens + 1) if size <= num_tokens + 1})

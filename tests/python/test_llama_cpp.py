@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import lattice_bpd_llama_cpp
 from lattice_bpd import NGramLM
-from lattice_bpd_llama_cpp import NGramDraftModel
+from lattice_bpd_llama_cpp import NGramDraftModel, measure_costs
 
 CYCLE = [3, 1, 4, 1, 5, 9, 2, 6]
 DraftModel = Callable[..., npt.NDArray[np.intc]]  # llama_cpp.llama_speculative.LlamaDraftModel
@@ -97,3 +101,90 @@ def test_another_text_starts_again() -> None:
 def test_options_out_of_range_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}"):
         NGramDraftModel(**options)
+
+
+class Clock:
+    """A `Llama` whose calls take the milliseconds of `times` (by tokens, lines between)."""
+
+    def __init__(self, times: dict[int, float], logits_all: bool = True) -> None:
+        self.times, self.now, self.n_tokens, self._logits_all = times, 0.0, 0, logits_all
+        self.calls: list[tuple[int, int]] = []
+
+    def reset(self) -> None:
+        self.n_tokens = 0
+
+    def eval(self, tokens: list[int]) -> None:
+        self.calls.append((self.n_tokens, len(tokens)))
+        self.n_tokens += len(tokens)
+        self.now += 1e-3 * float(
+            np.interp(len(tokens), list(self.times), list(self.times.values()))
+        )
+
+    def n_vocab(self) -> int:
+        return 10
+
+    def n_ctx(self) -> int:
+        return 64
+
+    def token_bos(self) -> int:
+        return 1
+
+
+ON_CPU = {1: 7.0, 2: 17.0, 4: 28.0, 8: 46.0, 11: 62.0}  # SmolLM2 Q4_1, two cores
+ON_GPU = {1: 7.0, 2: 7.2, 4: 7.5, 8: 8.0, 11: 9.0}
+
+
+@pytest.mark.parametrize("times", [ON_CPU, ON_GPU])
+def test_calls_are_measured_at_start(
+    times: dict[int, float], monkeypatch: pytest.MonkeyPatch, lm: NGramLM,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    model = Clock(times)
+    monkeypatch.setattr(lattice_bpd_llama_cpp.time, "perf_counter", lambda: model.now)
+    assert np.allclose(
+        measure_costs(model, 10), 1e-3 * np.interp(range(1, 12), list(times), list(times.values()))
+    )
+    assert model.n_tokens == 0
+    assert {start for start, _ in model.calls[1:]} == {11}  # at one text length
+    with caplog.at_level("INFO"):
+        drafts = NGramDraftModel.of(model, lm)
+    assert "1 7.0, 2 " in caplog.text
+    assert drafts.pays == (times is ON_GPU)
+    assert ("nothing is drafted" in caplog.text) == (times is ON_CPU)
+    context = np.array([3, 1, 4], np.intc)
+    assert drafts(context).tolist()[:5] == ([1, 5, 9, 2, 6] if times is ON_GPU else [])
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.3, 0.6, 0.7])
+def test_drafts_are_as_long_as_pays(slope: float, lm: NGramLM) -> None:
+    """The length of most expected tokens per second, of all lengths."""
+    costs = [1.0 + slope * n for n in range(6)]
+    probs = [1.0]
+    for n in range(1, 6):  # the probability of each prefix: the least `min_prob` that ends there
+        low, high = 0.0, 1.0
+        for _ in range(30):
+            middle = (low + high) / 2
+            draft = NGramDraftModel(lm, num_tokens=5, min_prob=middle)(np.array([3, 1, 4], np.intc))
+            low, high = (middle, high) if len(draft) >= n else (low, middle)
+        probs.append(low)
+    rates = np.cumsum(probs) / costs
+    draft = NGramDraftModel(lm, num_tokens=5, costs=costs)(np.array([3, 1, 4], np.intc))
+    assert len(draft) == int(rates.argmax())
+
+
+def test_models_that_cannot_verify_drafts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"loaded without logits_all=True.*expected Llama"):
+        NGramDraftModel.of(Clock(ON_GPU, logits_all=False))
+    with pytest.raises(ValueError, match="the context has 64 tokens; expected 82 or more"):
+        NGramDraftModel.of(Clock(ON_GPU), num_tokens=40)
+    with pytest.raises(ValueError, match="expected 11 times above 0"):
+        NGramDraftModel(costs=[1.0])
+
+
+def test_torch_is_not_imported() -> None:
+    code = "import sys, lattice_bpd_llama_cpp; print({'torch', 'transformers'} & set(sys.modules))"
+    folder = Path(lattice_bpd_llama_cpp.__file__).parent
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder
+    )
+    assert found.stdout.strip() == "set()"

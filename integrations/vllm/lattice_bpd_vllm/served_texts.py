@@ -79,7 +79,9 @@ class ServedTexts:
         if self._file is None or self._is_saved:
             return
         self._is_saved, self._saved_at = True, time.monotonic()
-        texts = {f"texts{n}": store.tokens() for n, store in enumerate(self._stores.values())}
+        texts: dict[str, Any] = {
+            f"texts{n}": store.tokens() for n, store in enumerate(self._stores.values())
+        }
         with replacing(self._file) as temporary, temporary.open("wb") as output:
             np.savez(
                 output, format=np.array(_FORMAT), vocab_size=np.array(self._vocab_size),
