@@ -356,7 +356,7 @@ def test_the_log_line_has_the_counts() -> None:
 
 def test_read_me_and_page_install_alike() -> None:
     root = Path(__file__).resolve().parents[2]
-    pages = [root / "integrations" / "vllm" / "README.md", root / "docs" / "vllm.md"]
+    pages = [root / "integrations" / "vllm" / "README.md", root / "docs" / "serve.md"]
     first, second = (re.findall(r"^ *(pip install .*)$", p.read_text(), re.M) for p in pages)
     assert first == second
     assert len(first) == 2

@@ -22,7 +22,7 @@ from lattice_bpd_vllm.served_texts import tenant_of
 from lattice_bpd_vllm.step_drafter import UnsupportedError
 
 TESTED_VERSIONS = ("0.32.0", "0.33.0")
-"""Releases of vLLM that the engine tests passed with; see Versions in docs/vllm.md."""
+"""Releases of vLLM that the engine tests passed with; see Versions in docs/serve.md."""
 
 LOGGER = logging.getLogger("vllm.lattice_bpd")  # vLLM shows the loggers below "vllm"
 

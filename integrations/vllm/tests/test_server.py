@@ -1,4 +1,4 @@
-"""The server and the request of docs/vllm.md: an engine in a process of its own, compiled."""
+"""The server and the request of docs/serve.md: an engine in a process of its own, compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from conftest import FOLDER, SPECULATIVE
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "vllm.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serve.md").read_text()
 MOST_SECONDS = 300
 
 
