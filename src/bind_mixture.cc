@@ -1,6 +1,6 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/mixture/mixture.h"
+#include "lattice_bpd/mixture/mixture_search.h"
 
 namespace py = pybind11;
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/mixture/mixture.h"
+#include "lattice_bpd/mixture/mixture_search.h"
 #include "lattice_bpd/mixture/text_successors.h"
 #include "random_lattices.h"
 
