@@ -128,6 +128,22 @@ def test_there_is_no_circle_of_imports() -> None:
         walk(module, [])
 
 
+def test_the_core_imports_no_add_on() -> None:
+    root = ROOT.parent
+    folders = [*root.glob("packages/*/lattice_bpd_*"), *root.glob("research/*/lattice_bpd_*")]
+    add_ons = {folder.name for folder in folders}
+    assert "lattice_bpd_kim2024" in add_ons
+    core = [*MODULES.values(), *root.glob("integrations/*/lattice_bpd_*/**/*.py")]
+    core += root.glob("integrations/*/lattice_bpd_*.py")
+    wrong = []
+    for path in core:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            wrong += [f"{path}: {name}" for name in names if name.split(".")[0] in add_ons]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_nothing_inside_imports_the_package_root() -> None:
     wrong = [f"{edge.source}:{edge.line}" for edge in IMPORTS if edge.from_root
              and not edge.source.startswith("cli")]  # fmt: skip
