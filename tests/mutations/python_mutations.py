@@ -724,6 +724,20 @@ MUTATIONS = [
         "None",
     ),
     (
+        "a broken distribution breaks every command",
+        "python/lattice_bpd/extensions.py",
+        "tests/python/test_extensions.py",
+        "        except Exception as error:\n            commands.",
+        "        except ImportError as error:\n            commands.",
+    ),
+    (
+        "a command of another distribution replaces one of the core",
+        "python/lattice_bpd/extensions.py",
+        "tests/python/test_extensions.py",
+        "if group != parent or word in commands.choices:",
+        "if group != parent:",
+    ),
+    (
         "heads of extensions are not read",
         "python/lattice_bpd/models/checkpoint.py",
         "packages/translation/tests/test_evaluate_seq2seq.py::test_an_encoder_decoder_takes_a_drafter_from_beside",
