@@ -93,7 +93,7 @@ class RecordingDrafter(Drafter):
         """All lattices as one batch."""
         parts = {
             name: [torch.as_tensor(getattr(one, name)) for one in self.lattices]
-            for name in ("token_ids", "scores", "start", "transitions", "confidences")
+            for name in ("token_ids", "scores", "start", "transitions")
             if getattr(self.lattices[0], name) is not None
         }
         return replace(self.lattices[0], **{name: torch.cat(part) for name, part in parts.items()})

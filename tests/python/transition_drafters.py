@@ -24,7 +24,7 @@ LILICORR = LiLiCorrConfig(
     logit_scale=3.0, vector_eps=2.0,
 )  # fmt: skip
 NEXT_TOKEN = {"next_token_layout": True}
-CONFIDENT = MarkovConfig(rank=7, has_confidence=True, confidence_reads_token=True, top_k=5)
+MARKOV = MarkovConfig(rank=7, top_k=5)
 DRAFTERS: dict[str, dict[str, Any]] = {
     "dflash2": {
         **CONVOLUTION, "scorer": SelectorConfig(rank=6, top_k=5), "logit_scale": 1.5,
@@ -34,8 +34,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "convolution": ConvolutionConfig(kernel_size=3, group_size=4),
         "scorer": SelectorConfig(rank=3, top_k=4),
     },
-    "dspark": {**NEXT_TOKEN, "scorer": replace(CONFIDENT, confidence_reads_token=False)},
-    "dspark_gated": {**NEXT_TOKEN, "scorer": replace(CONFIDENT, is_gated=True), "logit_scale": 0.7},
+    "dspark": {**NEXT_TOKEN, "scorer": MARKOV},
+    "dspark_gated": {**NEXT_TOKEN, "scorer": replace(MARKOV, is_gated=True), "logit_scale": 0.7},
     "dspark_fill_in": {"scorer": MarkovConfig(rank=4, top_k=6)},
     "lilicorr": {"scorer": LILICORR},
     "lilicorr_convolved": {
@@ -66,7 +66,6 @@ class Lattice:
     scores: list[list[float]]
     start: list[float]
     transitions: np.ndarray
-    confidences: list[float] | None = None
 
 
 def reference_lattice(drafter: BlockDrafter, features: np.ndarray, anchor: int) -> Lattice:
@@ -99,10 +98,7 @@ def reference_lattice(drafter: BlockDrafter, features: np.ndarray, anchor: int) 
         for before in range(top_k):
             for i in range(top_k):
                 transitions[slot - 1, before, i] = score(slot, ids[slot - 1][before], i)
-    found = Lattice(ids, unary, start, transitions)
-    if getattr(config.scorer, "has_confidence", False):
-        found.confidences = confidences(drafter, states, anchor, found)
-    return found
+    return Lattice(ids, unary, start, transitions)
 
 
 def selector_pair(weights: Any, config: Any, state: np.ndarray, a: int, b: int) -> float:
@@ -122,21 +118,6 @@ def markov_pair(weights: Any, config: Any, state: np.ndarray, a: int, b: int) ->
         gate = weights["markov_head.gate_proj.weight"] @ inputs
         before = sigmoid(gate + weights["markov_head.gate_proj.bias"]) * before
     return config.logit_scale * float(before @ weights["markov_head.markov_w2.weight"][b])
-
-
-def confidences(drafter: Any, states: Any, anchor: int, lattice: Lattice) -> list[float]:
-    """Along the greedy walk."""
-    weights, previous, chosen, found = weights_of(drafter), anchor, 0, []
-    for slot, state in enumerate(states):
-        inputs = state
-        if drafter.config.scorer.confidence_reads_token:
-            inputs = np.concatenate([state, weights["markov_head.markov_w1.weight"][previous]])
-        logit = weights["confidence_head.proj.weight"] @ inputs
-        found.append(float(sigmoid(logit + weights["confidence_head.proj.bias"])[0]))
-        row = lattice.start if slot == 0 else lattice.transitions[slot - 1, chosen]
-        chosen = int(np.argmax(row))
-        previous = lattice.token_ids[slot][chosen]
-    return found
 
 
 def lilicorr_lattice(

@@ -40,7 +40,7 @@ from lattice_bpd_drafters.layers import (
     visible_to_blocks,
 )
 from lattice_bpd_drafters.lilicorr import LiLiCorrScorer
-from lattice_bpd_drafters.scorers import ConfidenceHead, MarkovHead, add_scorer, block_lattice
+from lattice_bpd_drafters.scorers import MarkovHead, add_scorer, block_lattice
 from lattice_bpd_drafters.selector import CandidateSelector
 
 
@@ -76,7 +76,6 @@ class BlockDrafter(OnePassHeads, nn.Module):
         self.register_buffer("d2t", torch.zeros(draft_size, dtype=torch.int64) if reduced else None)
         self.candidate_selector: CandidateSelector | None
         self.markov_head: MarkovHead | None
-        self.confidence_head: ConfidenceHead | None
         self.lilicorr: LiLiCorrScorer | None
         add_scorer(self, config)
         self._shared: tuple[nn.Module, ...] = ()  # a tuple, so that they are no submodules
@@ -316,7 +315,7 @@ class BlockDrafter(OnePassHeads, nn.Module):
         selector.check_fit(config.vocab_size, config.hidden_size, None, "BlockDrafter.use_selector")
         self.config = replace(config, scorer=selector.config)
         self.config.check()
-        self.markov_head = self.confidence_head = self.lilicorr = None
+        self.markov_head = self.lilicorr = None
         self.candidate_selector = selector.to(self.fc.weight)
 
     def embed_candidates(self, token_ids: Tensor) -> Tensor:

@@ -57,22 +57,16 @@ class MarkovConfig:
     Attributes:
         rank: r, of the table of token pairs.
         is_gated: the previous token's vector is multiplied by a gate that reads the slot's state.
-        has_confidence: there is a confidence head.
-        confidence_reads_token: the confidence head reads the previous token's vector too.
         top_k: k, candidates of a slot; the model was trained on the whole vocabulary.
     """
 
     rank: int
     is_gated: bool = False
-    has_confidence: bool = False
-    confidence_reads_token: bool = False
     top_k: int = 16
 
     def check(self) -> None:
-        """Raise ValueError for sizes below 1, or options of a confidence head without one."""
+        """Raise ValueError for sizes below 1."""
         _check_sizes(self, ("rank", "top_k"))
-        if self.confidence_reads_token and not self.has_confidence:
-            raise _size_error(self, "confidence_reads_token", "has_confidence with it")
 
 
 @dataclass(frozen=True)

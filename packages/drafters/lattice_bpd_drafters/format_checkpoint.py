@@ -69,7 +69,7 @@ def read_lilicorr(reader: ConfigReader, hidden_size: int) -> LiLiCorrConfig:
 
 
 def read_markov(reader: ConfigReader, vocab_size: int) -> MarkovConfig:
-    """The options of DSpark's Markov and confidence heads.
+    """The options of DSpark's Markov head; a confidence head changes no score and is left out.
 
     The number of candidates is no part of the formats; it is 16, or the vocabulary.
 
@@ -85,13 +85,10 @@ def read_markov(reader: ConfigReader, vocab_size: int) -> MarkovConfig:
         )
     reader.require("markov_head_type", _MARKOV_KINDS)
     reader.ignore("num_anchors")  # of its training
-    has_confidence = reader.boolean("enable_confidence_head", False)
-    reads_token = reader.boolean("confidence_head_with_markov", False)
+    reader.ignore("enable_confidence_head", "confidence_head_with_markov")
     return MarkovConfig(
         rank=reader.integer("markov_rank"),
         is_gated=kind == "gated",
-        has_confidence=has_confidence,
-        confidence_reads_token=has_confidence and reads_token,
         top_k=min(MarkovConfig.top_k, vocab_size),
     )
 
@@ -155,8 +152,7 @@ def markov_options(scorer: MarkovConfig) -> dict[str, Any]:
     return {
         "markov_rank": scorer.rank,
         "markov_head_type": "gated" if scorer.is_gated else "vanilla",
-        "enable_confidence_head": scorer.has_confidence,
-        "confidence_head_with_markov": scorer.confidence_reads_token,
+        "enable_confidence_head": False,
     }
 
 
@@ -216,8 +212,6 @@ def _markov_shapes(scorer: MarkovConfig, draft_size: int, vocab: int, size: int)
     }
     if scorer.is_gated:
         shapes |= _linear("markov_head.gate_proj", size + rank, rank)
-    if scorer.has_confidence:
-        shapes |= _linear("confidence_head.proj", size + rank * scorer.confidence_reads_token, 1)
     return shapes
 
 
@@ -253,6 +247,7 @@ def _linear(name: str, inputs: int, outputs: int) -> Shapes:
     return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
 
+_CONFIDENCE_HEAD = {"confidence_head.proj.weight", "confidence_head.proj.bias"}
 _OWN = {
     "embed_tokens.weight": "has_own_embedding",
     "lm_head.weight": "has_own_output",
@@ -299,7 +294,9 @@ def read_checkpoint_tensors(
             f"{path}: has two tensors that are {_first_twin(stored)} in other spellings; expected "
             "one of them; save the checkpoint again"
         )
-    tensors = {name: value for name, value in renamed.items() if name not in unused}
+    tensors = {
+        name: value for name, value in renamed.items() if name not in unused | _CONFIDENCE_HEAD
+    }
     fields = dict(options)
     fields |= {field: name in tensors for name, field in _OWN.items()}
     if "mask_embedding" in tensors:

@@ -1,11 +1,11 @@
 """The transition scores of a BlockDrafter, and the lattice of a block.
 
-DSpark's Markov head, plain and gated, is here, with its confidence head.
+DSpark's Markov head, plain and gated, is here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from lattice_bpd_drafters.selector import (
     CandidateSelector,
     SlotCandidates,
     candidates_of,
-    greedy_walk,
 )
 
 if TYPE_CHECKING:
@@ -84,46 +83,13 @@ class MarkovHead(nn.Module):
         after = self.markov_w2.weight[draft_ids].float()
         return self.logit_scale * (before.float() @ after.transpose(-1, -2))
 
-    def forward(
-        self, slots: SlotCandidates, confidence_head: ConfidenceHead | None = None
-    ) -> LatticeInput:
-        """The lattice of B blocks, locally normalized, with confidences; see LatticeInput."""
+    def forward(self, slots: SlotCandidates) -> LatticeInput:
+        """The lattice of B blocks, locally normalized."""
         ids, drafted, unary, states = slots.token_ids, slots.draft_ids, slots.logits, slots.states
         first = self.pair_scores(slots.anchors[:, None], states[:, 0], drafted[:, 0]).squeeze(1)
         pairs = self.pair_scores(ids[:, :-1], states[:, 1:], drafted[:, 1:])
         start, transitions = first + unary[:, 0], pairs + unary[:, 1:, None]
-        confidences = None
-        if confidence_head is not None:
-            walk = greedy_walk(start, transitions)[:, :-1, None]
-            walked = ids[:, :-1].gather(2, walk).squeeze(2)
-            previous = torch.cat([slots.anchors[:, None], walked], dim=1)
-            confidences = confidence_head(states, self.markov_w1(previous))
-        return LatticeInput(
-            ids, unary, start, transitions, unary="included", normalization="local",
-            confidences=confidences,
-        )  # fmt: skip
-
-
-class ConfidenceHead(nn.Module):
-    """The probability that a slot's token is accepted if those before it are.
-
-    Args:
-        config: of the Markov head.
-        hidden_size: D.
-
-    Source: DSpark (arXiv 2607.05147); that the token's vector is the ungated w1 is an assumption.
-    """
-
-    def __init__(self, config: MarkovConfig, hidden_size: int) -> None:
-        super().__init__()
-        self.reads_token = config.confidence_reads_token
-        self.proj = nn.Linear(hidden_size + config.rank * self.reads_token, 1)
-
-    def forward(self, states: Tensor, previous: Tensor) -> Tensor:
-        """(B, H) float32 of states (B, H, D) and w1 (B, H, r) of the tokens before the slots."""
-        inputs = torch.cat([states, previous.to(states.dtype)], dim=-1)
-        logits = self.proj((inputs if self.reads_token else states).to(self.proj.weight.dtype))
-        return cast(Tensor, logits.squeeze(-1).float().sigmoid())
+        return LatticeInput(ids, unary, start, transitions, unary="included", normalization="local")
 
 
 def add_scorer(drafter: nn.Module, config: BlockDrafterConfig) -> None:
@@ -131,7 +97,7 @@ def add_scorer(drafter: nn.Module, config: BlockDrafterConfig) -> None:
     scorer, size = config.scorer, config.hidden_size
     vocab_size = config.vocab_size or 0  # of scorers of tokens, whose configs have it
     modules: dict[str, nn.Module | None] = dict.fromkeys(
-        ("candidate_selector", "markov_head", "confidence_head", "lilicorr")
+        ("candidate_selector", "markov_head", "lilicorr")
     )
     if isinstance(scorer, SelectorConfig):
         modules["candidate_selector"] = CandidateSelector(scorer, vocab_size, size)
@@ -140,8 +106,6 @@ def add_scorer(drafter: nn.Module, config: BlockDrafterConfig) -> None:
         modules["markov_head"] = MarkovHead(
             scorer, vocab_size, draft_size, size, config.logit_scale
         )
-        if scorer.has_confidence:
-            modules["confidence_head"] = ConfidenceHead(scorer, size)
     elif isinstance(scorer, LiLiCorrConfig):
         modules["lilicorr"] = LiLiCorrScorer(scorer, size, config.block_size, config.rms_norm_eps)
     for name, module in modules.items():
@@ -157,7 +121,7 @@ def block_lattice(
     if drafter.candidate_selector is not None:
         return drafter.candidate_selector(slots)  # type: ignore[no-any-return]
     if drafter.markov_head is not None:
-        return drafter.markov_head(slots, drafter.confidence_head)  # type: ignore[no-any-return]
+        return drafter.markov_head(slots)  # type: ignore[no-any-return]
     assert drafter.lilicorr is not None
     context = cache.newest
     if context is None:  # no text has begun

@@ -46,9 +46,6 @@ class LatticeInput:
         normalization: "global": the score ranks whole paths, as in Kim et al. 2024. "local": each
             row, the LM's term included, is made a distribution over the k candidates by softmax, as
             drafters with transition scores are trained.
-        confidences: (B, H) float, the heads' own estimates of the probability that a slot's token
-            is accepted if those before it are, along the greedy walk; None: there are none. No
-            part of the score.
         are_log_probs: whether scores are natural logs of probabilities over the whole vocabulary,
             so that those of the candidates of a slot sum to less than 1.
     """
@@ -59,7 +56,6 @@ class LatticeInput:
     transitions: Any = None
     unary: UnaryScores = "added"
     normalization: Normalization = "global"
-    confidences: Any = None
     are_log_probs: bool = False
 
     def __post_init__(self) -> None:
@@ -143,7 +139,6 @@ class LatticeInput:
         lattice = replace(
             self, token_ids=self.token_ids[:, :slots], scores=self.scores[:, :slots],
             transitions=transitions,
-            confidences=None if self.confidences is None else self.confidences[:, :slots],
         )  # fmt: skip
         return lattice.best_first(top_k) if top_k < width else lattice
 

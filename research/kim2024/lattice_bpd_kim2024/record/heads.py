@@ -221,7 +221,7 @@ def _to_host(lattice: LatticeInput) -> LatticeInput:
         for array in [getattr(lattice, name)]
     }
     token_ids = lattice.token_ids.detach().cpu().numpy().astype(np.int32)
-    return replace(lattice, token_ids=token_ids, confidences=None, **arrays)
+    return replace(lattice, token_ids=token_ids, **arrays)
 
 
 def _join_transitions(lattices: Sequence[LatticeInput]) -> Transitions:
