@@ -26,7 +26,7 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^>]+?) -->\n)?```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-NOT_RUN = {"build": 1, "training": 1, "spark": 1, "vllm": 1, "block-drafters": 2}
+NOT_RUN = {"build": 1, "training": 1, "spark": 1, "serve": 1, "block-drafters": 2}
 ROOMS = {
     "rescoring": "lattice_bpd", "lm": "lattice_bpd.lm", "decode": "lattice_bpd.decode",
     "models": "lattice_bpd.models", "verify": "lattice_bpd.verify", "train": "lattice_bpd.train",
