@@ -1052,4 +1052,25 @@ MUTATIONS = [
         "        generate(model, prompt[:_CHECKED], max_new_tokens=4)\n",
         "",
     ),
+    (
+        "errors after a near-tie of two servers are not seen",
+        "python/lattice_bpd/conformance/servers.py",
+        "tests/python/test_certify_servers.py::test_each_kind",
+        "_own_error(one, found, bound) or replace",
+        "replace",
+    ),
+    (
+        "an answer that a server cuts short is no error",
+        "python/lattice_bpd/conformance/servers.py",
+        "tests/python/test_certify_servers.py::test_each_kind",
+        "if is_cut and not found.token:",
+        "if False:",
+    ),
+    (
+        "tenants share served texts",
+        "integrations/vllm/lattice_bpd_vllm/mixture_chains.py",
+        "tests/python/test_vllm_store.py",
+        "make(store=served.store_of(tenant))",
+        'make(store=served.store_of(""))',
+    ),
 ]

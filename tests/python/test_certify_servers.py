@@ -15,6 +15,8 @@ import pytest
 from fake_openai import Answer, answer, serve
 from lattice_bpd import openai_server
 from lattice_bpd.cli import main
+from lattice_bpd.conformance.servers import Answers, compare_answers
+from lattice_bpd.openai_server import Completion
 
 WORDS = [f" w{n}" for n in range(12)] + [" w", " w1x"]  # some begin others
 PROMPTS = [f"prompt {n}" for n in range(12)]
@@ -225,3 +227,26 @@ def test_arguments_are_checked(
 ) -> None:
     assert main(["certify", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish", "kind", "position"),
+    [
+        ((" b", " a", " a"), "length", "near-tie", 0),
+        ((" b", " b", " a"), "length", "error", 1),  # by the server's own log probabilities
+        ((), "length", "error", 0),  # three tokens were asked for
+        ((), "stop", "unknown", 0),  # the end may be as good as " a"
+        ((" a", " b", " a"), "length", "error", 1),
+    ],
+)
+def test_each_kind(tokens: tuple[str, ...], finish: str, kind: str, position: int) -> None:
+    tie, sure = {" a": -0.7, " b": -0.7, " c": -6.0}, {" a": -0.01, " b": -5.0}
+    top = (tie, sure, sure)
+    baseline = Completion(" a a a", "length", (" a",) * 3, top)
+    server = Completion("".join(tokens), finish, tokens, top[: len(tokens)])
+    report = compare_answers(
+        Answers("a", "m", 3, ("p",), (server,)),
+        Answers("b", "m", 3, ("p",), (baseline,), (baseline,)),
+    )
+    (one,) = report.answers.differences
+    assert (one.kind, one.position) == (kind, position)
