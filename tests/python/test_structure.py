@@ -150,18 +150,6 @@ def test_nothing_inside_imports_the_package_root() -> None:
     assert not wrong, wrong
 
 
-def test_the_library_imports_no_other_distribution() -> None:
-    wrong = [
-        f"{name}:{node.lineno}"
-        for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for full in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
-        if full.startswith("lattice_bpd_")
-    ]
-    assert not wrong, wrong
-
-
 def test_own_modules_are_imported_at_the_top_but_for_commands() -> None:
     wrong = [
         f"{edge.source}:{edge.line} imports {edge.target}"
