@@ -44,8 +44,8 @@ build-tests: setup-test build
 	  flock $(BUILD)/rebuild_on_import.lock cmake -DLATTICE_BPD_BUILD_TESTS=ON $(BUILD) >$(BUILD)/cmake.log
 	@flock $(BUILD)/rebuild_on_import.lock cmake --build $(BUILD) --parallel $(JOBS) -- --quiet
 
-demo: setup-demo build  ## decode with rescored drafts, print the table (ARGS=--quick: a smoke test)
-	@python examples/demo/demo.py $(ARGS)
+demo: setup-bench-llm build  ## a real LLM: a table, and an answer in colors (ARGS=--small: a tiny model, no network)
+	@python examples/demo/llm.py $(ARGS)
 
 test: build-tests  ## C++ unit tests, then Python tests (ARGS are pytest's)
 	@echo "test: ctest"
