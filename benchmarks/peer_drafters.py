@@ -9,8 +9,8 @@ import torch
 from peer_trees import FloatArray, SlotTree, SuffixAutomaton
 
 from lattice_bpd.decode import DecodeState, Drafter
+from lattice_bpd.decode.drafters.drafter import PerSequence
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
-from lattice_bpd.decode.drafters.per_sequence import PerSequence
 from lattice_bpd.verify import PrefixTree
 
 

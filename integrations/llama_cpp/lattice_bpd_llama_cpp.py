@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.draft.gates import Gates
-from lattice_bpd.draft.mixture import make_mixture, source_names
+from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
 from lattice_bpd.lm.ngram import NGramLM
 
 _ANY = 1 << 21  # more tokens than any model has

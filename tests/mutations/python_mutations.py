@@ -266,8 +266,8 @@ MUTATIONS = [
     ),
     (
         "copies of rows are not brought up to date",
-        f"{VERIFY}/repeated_rows.py",
-        f"{BATCH_CACHE} tests/python/test_repeated_rows.py",
+        f"{VERIFY}/batch_cache.py",
+        f"{BATCH_CACHE} tests/python/test_batch_cache.py",
         "_fill(buffers, cache, filled, 0, self._num_shared)",
         "_fill(buffers, cache, filled, 0, cache.width)",
     ),
@@ -378,7 +378,7 @@ MUTATIONS = [
     ),
     (
         "a sampled tree's LM weight ignores the temperature",
-        f"{DRAFTERS}/sampled.py",
+        f"{DRAFTERS}/chain.py",
         TEMPERATURE,
         "alpha=self.config.alpha / temperature,",
         "alpha=self.config.alpha,",
@@ -888,7 +888,7 @@ MUTATIONS = [
         "a stored response that the limit cut counts as whole",
         f"{TRAIN}/responses/store.py",
         RESPONSES,
-        "        if not ended and len(response) < max_new_tokens:\n",
+        "        if limit < max_new_tokens:\n",
         "        if not response:\n",
     ),
     (
@@ -909,8 +909,8 @@ MUTATIONS = [
         "a source is used whatever the interval of its gain",
         "python/lattice_bpd/build/choice.py",
         "tests/python/test_build.py",
-        "        is_used = source.keep or least > 0.0\n",
-        "        is_used = True\n",
+        "source.keep or (gain.low > 0.0 and len(held_out) >= FEWEST_TEXTS)",
+        "True",
     ),
     (
         "vLLM: steps that read prompts count as decoding steps",
@@ -937,7 +937,7 @@ MUTATIONS = [
         "vLLM: a text of an earlier request of the same name is continued",
         "integrations/vllm/lattice_bpd_vllm/request_texts.py",
         "tests/python/test_vllm_mixture.py",
-        "if text is None or len(text) > len(tokens):",
+        "if text is None or len(text.drafts) > len(tokens):",
         "if text is None:",
     ),
     (

@@ -9,7 +9,7 @@ import torch
 
 from blockwise_models import VOCAB
 from lattice_bpd.decode import Constraint, FstConstraint
-from lattice_bpd.decode.constraint.acceptor_bytes import write_acceptor
+from lattice_bpd.decode.constraint.fst import write_acceptor
 
 LETTERS = b'abcdefghijklmnopqrstuvwxyz0123456789{}":, []'
 END = 0

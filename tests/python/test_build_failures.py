@@ -20,7 +20,7 @@ from lattice_bpd.build.live import LiveResult
 from lattice_bpd.build.report import BuildResult, describe_drafter
 from lattice_bpd.cli import main
 from lattice_bpd.cli.progress import ConsoleWatcher
-from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import Gates
 from target_models import build_target
 from test_responses import chat_tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 from lattice_bpd import FormatError
 from lattice_bpd.train import Corpus
 from lattice_bpd.train.text import text_files
-from lattice_bpd.train.text.encoders import load_encoder
+from lattice_bpd.train.text.corpus import load_encoder
 
 TEXT = "the cat sat\non the mat\n\nthe end\r\n \nsat\n"
 WORDS = ["the", "cat", "sat", "on", "mat", "end", "dog"]

@@ -19,7 +19,7 @@ from lattice_bpd import _core
 from lattice_bpd.decode import FstConstraint, GuidanceConstraint
 from lattice_bpd.decode.constraint import ConstrainedSelector
 from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
-from lattice_bpd.decode.constraint.lattice import intersect
+from lattice_bpd.decode.constraint.search import intersect
 from lattice_bpd.decode.constraint.trees import constrain_tree
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify.verification import DraftCandidates

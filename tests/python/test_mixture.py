@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM, _core
-from lattice_bpd.draft.gates import Gates, fit_gates
-from lattice_bpd.draft.mixture import KnownText, make_mixture, replay_text, source_names
+from lattice_bpd.draft.mixture import (
+    Gates,
+    KnownText,
+    fit_gates,
+    make_mixture,
+    replay_text,
+    source_names,
+)
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from mixture_oracle import OracleMixture, read_arpa
 

@@ -15,10 +15,9 @@ from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import DraftConfig, NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, PBestDrafter, TreeDrafter, decode, generate
 from lattice_bpd.decode.drafters import ArgmaxDrafter
-from lattice_bpd.decode.drafters.failures import DraftWarning
 from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
-from lattice_bpd.decode.drafters.proposals import propose_trees
+from lattice_bpd.decode.drafters.proposals import DraftWarning, propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import PrefixTree

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 
 import torch
 
+from lattice_bpd.verify.batch_cache import RepeatedRows
 from lattice_bpd.verify.device_copies import copy_on_device, move_on_device
-from lattice_bpd.verify.repeated_rows import RepeatedRows
 from lattice_bpd.verify.stacked_cache import StackedCache
 
 

@@ -14,7 +14,7 @@ import torch
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import DraftConfig, DraftTree, NGramLM, SampledTree, rescore_tree, sample_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, TreeDrafter
-from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
+from lattice_bpd.decode.drafters.chain import SampledTreeDrafter
 from lattice_bpd.decode.drafters.target_noise import (
     WIDER,
     draft_keys,

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd import _core
-from lattice_bpd.draft.gates import Gates
-from lattice_bpd.draft.mixture import make_mixture, source_names
+from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.lattice.torch_threads import use_torch_threads

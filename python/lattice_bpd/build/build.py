@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import write_text
@@ -21,23 +22,25 @@ from lattice_bpd.build.choice import (
     COST_SIZES,
     MAX_NODES,
     OWN_SECONDS,
+    Choice,
     Source,
     choose_sources,
 )
-from lattice_bpd.build.folder import write_folder
 from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
 from lattice_bpd.build.live import decode_live
 from lattice_bpd.build.plan import make_plan, make_server
 from lattice_bpd.build.report import BuildResult, describe_drafter
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.mixture import KnownText
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.models.stop_tokens import find_stop_tokens
 from lattice_bpd.models.target_sample import TargetSample
-from lattice_bpd.models.vocabulary_heads import VocabularyHeads
+from lattice_bpd.models.vocabulary_heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt, read_chats
 from lattice_bpd.train.responses.store import ResponseStore
@@ -50,6 +53,50 @@ from lattice_bpd.train.vocabulary_heads.training import (
     train_vocabulary_heads,
 )
 from lattice_bpd.watcher import Watcher
+
+
+def write_folder(
+    model: PreTrainedModel,
+    job: BuildJob,
+    vocab_size: int,
+    choice: Choice,
+    heads: VocabularyHeads | None,
+) -> None:
+    """Write the sources that were chosen, and drafter.json last; files of others are removed.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder, lms = job.output, []
+    (folder / "drafter.json").unlink(missing_ok=True)
+    for number, lm in enumerate(choice.lms):
+        lms.append(_write_lm(folder, f"ngram{number or ''}.lm", lm))
+    names = {about["file"] for about in lms}
+    for path in folder.glob("*.lm"):
+        if path.name not in names:
+            path.unlink()
+    if heads is None:
+        for name in (VOCABULARY_FILES.config_name, VOCABULARY_FILES.weights_name):
+            (folder / name).unlink(missing_ok=True)
+    else:
+        try:
+            heads.save_pretrained(folder, model)
+        except SafetensorError as error:  # such as a full disk
+            raise OSError(f"{folder}: the heads cannot be written ({error})") from error
+    config = DraftConfig(
+        "mixture", sources=(*(["heads"] if heads else []), *(["lm"] if lms else []), "text")
+    )
+    predicted = {"gain": choice.gain.to_json(), "tokens_per_call": choice.tokens_per_call}
+    DrafterFile(
+        config, vocab_size, heads.num_slots if heads else 0, predicted=predicted, lms=lms,
+        gates=choice.gates.to_dict(),
+    ).save(folder / "drafter.json")  # fmt: skip
+
+
+def _write_lm(folder: Path, name: str, lm: NGramLM) -> dict[str, Any]:
+    lm.save(folder / name)
+    return {"file": name, "order": lm.order, "vocab_size": lm.vocab_size}
+
 
 _TOP_K = 16  # candidates of each slot of the heads
 _CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from lattice_bpd.build.bootstrap import Interval, compare_paired
 from lattice_bpd.build.job import FEWEST_TEXTS
-from lattice_bpd.draft.gates import Gates
-from lattice_bpd.draft.mixture import KnownText, fit_to_texts, make_mixture, replay_text
+from lattice_bpd.draft.mixture import Gates, KnownText, fit_to_texts, make_mixture, replay_text
 from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NODES = 64  # draft tokens of a call whose size is chosen by cost

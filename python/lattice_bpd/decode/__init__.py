@@ -20,8 +20,8 @@ from lattice_bpd.decode.constraint.fst import FstConstraint
 from lattice_bpd.decode.constraint.guidance import GuidanceConstraint
 from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.failures import DraftError, DraftWarning
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
+from lattice_bpd.decode.drafters.proposals import DraftError, DraftWarning
 from lattice_bpd.decode.drafters.tree import TreeDrafter
 from lattice_bpd.decode.huggingface.custom_generate import CustomGenerate
 from lattice_bpd.decode.huggingface.generate import generate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lattice_bpd.draft.contents import have_same_contents
+from lattice_bpd.draft.drafts import have_same_contents
 
 
 @dataclass(frozen=True, eq=False)

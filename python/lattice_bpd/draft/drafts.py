@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from lattice_bpd.draft.config import TREE_NODES
-from lattice_bpd.draft.contents import have_same_contents
 
 if TYPE_CHECKING:
     from lattice_bpd.draft.draft_tree import DraftTree
     from lattice_bpd.draft.search import Search
+
+
+def have_same_contents(first: Any, second: Any) -> bool:
+    """Whether all fields of two dataclasses of one type are equal.
+
+    Arrays are equal if shapes, element types and elements are, in numpy or torch on any device.
+    """
+    return all(
+        _is_equal(getattr(first, field.name), getattr(second, field.name))
+        for field in fields(first)
+    )
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    if not hasattr(first, "shape"):
+        return bool(first == second)
+    one, other = _on_host(first), _on_host(second)
+    return one.dtype == other.dtype and np.array_equal(one, other)
+
+
+def _on_host(array: Any) -> Any:
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.draft.config import TREE_NODES, DraftConfig
-from lattice_bpd.draft.contents import have_same_contents
+from lattice_bpd.draft.drafts import have_same_contents
 from lattice_bpd.draft.search import check_search
 from lattice_bpd.draft.search_options import number_of
 from lattice_bpd.lm.ngram import NGramLM

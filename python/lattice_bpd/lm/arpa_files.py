@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lattice_bpd import _core
 from lattice_bpd.atomic_files import replacing_durably
-from lattice_bpd.lm.options import native_path
+from lattice_bpd.lm.training import native_path
 from lattice_bpd.text_input import GZIP, ZSTD, read_chunks, refuse_foreign
 from lattice_bpd.vocabulary import StrPath, ascii_codec
 

@@ -13,7 +13,7 @@ from lattice_bpd import _core
 from lattice_bpd.atomic_files import replacing_durably
 from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, write_gzip
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.lm.options import optional_id
+from lattice_bpd.lm.training import optional_id
 from lattice_bpd.vocabulary import Vocab, ascii_codec, read_words
 
 FORMATS = ("lm", "arpa", "arpa.gz", "fst", "const-fst")

@@ -15,12 +15,13 @@ from lattice_bpd import _core
 from lattice_bpd.extras import require
 from lattice_bpd.lm.arpa_files import open_arpa, write_gzip
 from lattice_bpd.lm.evaluation import TextScore
-from lattice_bpd.lm.options import native_path, optional_id
 from lattice_bpd.lm.training import (
     RaggedIds,
     checked_min_counts,
     flatten_sequences,
     flatten_targets,
+    native_path,
+    optional_id,
     warn_of_counts,
 )
 from lattice_bpd.text_input import LM_MAGIC, refuse_foreign

@@ -1,7 +1,12 @@
 """Training from files: corpora and counts of n-gram LMs here, model heads in heads/."""
 
-from lattice_bpd.train.ngram.corpus_lm import train_corpus, train_counts
-from lattice_bpd.train.ngram.counting import CountingProgress, count_corpus, merge_counts
+from lattice_bpd.train.ngram.corpus_lm import (
+    CountingProgress,
+    count_corpus,
+    merge_counts,
+    train_corpus,
+    train_counts,
+)
 from lattice_bpd.train.ngram.counts_file import CountsInfo, read_counts_info
 from lattice_bpd.train.text.corpus import Corpus
 

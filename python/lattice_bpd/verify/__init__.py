@@ -5,8 +5,7 @@ Lossy acceptance rules are in `lattice_bpd.verify.acceptance`.
 
 from __future__ import annotations
 
-from lattice_bpd.verify.acceptance.parse import parse_acceptance
-from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
+from lattice_bpd.verify.acceptance.rules import Acceptance, Exact, parse_acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree

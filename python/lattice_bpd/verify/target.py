@@ -33,13 +33,13 @@ from lattice_bpd.verify.cache import build_cache, is_empty
 from lattice_bpd.verify.call_limits import (
     CallLimits,
     find_call_limits,
+    find_windows,
     probe_boundaries,
     reset_frequencies,
 )
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.recurrent import Mixers, States, find_mixers, keeps_states
 from lattice_bpd.verify.tree_probe import find_tree_refusal
-from lattice_bpd.verify.windows import find_windows
 
 Mask = Tensor | dict[str, Tensor]
 TargetOutput = LMOutput

@@ -30,7 +30,7 @@ from blockwise_models import (
 from lattice_bpd import FormatError
 from lattice_bpd.build.call_costs import measure_costs
 from lattice_bpd.decode import DraftingModel, PBestDrafter, decode
-from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
+from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_kim2024.evaluate import Recording
 from lattice_bpd_kim2024.record import write

@@ -3,15 +3,50 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.decode.constraint.acceptor_bytes import write_acceptor
 from lattice_bpd.decode.constraint.automaton_state import MergedStates
 from lattice_bpd.decode.constraint.protocol import Mask
+
+_MAGIC = 2125659606
+_VERSION = 2
+_KNOWN_PROPERTIES = 0x3  # expanded, mutable; readers compute the others
+_HEADER = struct.Struct("<iiQqqq")
+_STATE = struct.Struct("<fq")
+_ARC = np.dtype([("input", "<i4"), ("output", "<i4"), ("weight", "<f4"), ("next", "<i4")])
+
+
+def write_acceptor(
+    final: npt.NDArray[np.float32], arcs: list[list[tuple[int, float, int]]]
+) -> bytes:
+    """Serialize an acceptor whose start is state 0.
+
+    Args:
+        final: (states,) costs, +inf for states that are not final.
+        arcs: (label, cost, next state) of the arcs of each state.
+
+    Returns:
+        The bytes that `write_to_string` of a `pywrapfst.VectorFst` returns.
+    """
+    parts = [struct.pack("<i", _MAGIC), _string(b"vector"), _string(b"standard")]
+    count = sum(map(len, arcs))
+    parts.append(_HEADER.pack(_VERSION, 0, _KNOWN_PROPERTIES, 0, len(final), count))
+    for cost, outgoing in zip(final.tolist(), arcs, strict=True):
+        parts.append(_STATE.pack(cost, len(outgoing)))
+        rows = [(label, label, weight, state) for label, weight, state in outgoing]
+        parts.append(np.array(rows, _ARC).tobytes())
+    return b"".join(parts)
+
+
+def _string(text: bytes) -> bytes:
+    return struct.pack("<i", len(text)) + text
+
 
 _WHERE = "FstConstraint"
 

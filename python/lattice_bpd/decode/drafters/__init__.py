@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
-from lattice_bpd.decode.drafters.chain import ChainDrafter
+from lattice_bpd.decode.drafters.chain import (
+    ArgmaxDrafter,
+    ChainDrafter,
+    OracleDrafter,
+    SampledTreeDrafter,
+)
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
-from lattice_bpd.decode.drafters.failures import DraftError, DraftWarning
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
-from lattice_bpd.decode.drafters.oracle import OracleDrafter
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
-from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
+from lattice_bpd.decode.drafters.proposals import DraftError, DraftWarning
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter, ScorerWarning
 from lattice_bpd.decode.drafters.tree import TreeDrafter
 

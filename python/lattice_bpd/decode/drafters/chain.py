@@ -6,11 +6,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from lattice_bpd.decode.constraint.search import find_candidates
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
-from lattice_bpd.decode.drafters.target_noise import sampling_temperature
+from lattice_bpd.decode.drafters.head_candidates import batch_head_logits, prepare_rescoring
+from lattice_bpd.decode.drafters.p_best import search_lists
+from lattice_bpd.decode.drafters.target_noise import draft_keys, sampling_temperature
+from lattice_bpd.decode.drafters.tree import LatticeTreeDrafter
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.sampled_tree import SampledTree, sample_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.search import search_chains
@@ -55,3 +61,95 @@ class ChainDrafter(Drafter):
             state.stats.add_repeats(*chain.count_repeats())
         states[0].stats.lap("rescore", start)
         return chains
+
+
+_CONFIG = DraftConfig("bpd", top_k=1)
+
+
+class ArgmaxDrafter(Drafter):
+    """One draft: the most likely token of each head (smallest id among equals).
+
+    Source: Stern et al. 2018; Kim et al. 2024, algorithm 1.
+    """
+
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A chain for each state."""
+        candidates, contexts, _ = prepare_rescoring(_CONFIG, None, states, "ArgmaxDrafter")
+        return search_lists(states, candidates, contexts, None, "top_k", num_drafts=1, alpha=0.0)
+
+
+class OracleDrafter(Drafter):
+    """The path through the top-k lattice with the longest accepted prefix.
+
+    It reads the target's output, so it is no speedup but an upper bound for drafts of the lattice.
+
+    Args:
+        continuation: (m,) ints, the target's greedy output after the prompt.
+        top_k: k, candidates of a slot.
+
+    Source: Kim et al. 2024, section 6.3.
+    """
+
+    def __init__(self, continuation: Sequence[int], *, top_k: int = 16) -> None:
+        self.continuation, self.top_k = list(continuation), top_k
+
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """The target's own tokens, up to the first one that is not in the lattice."""
+        return [self._propose(state) for state in states]
+
+    def _propose(self, state: DecodeState) -> PrefixTree:
+        logits = batch_head_logits([state])
+        with state.stats.stage("top_k"):
+            candidates, _ = find_candidates([state], logits, self.top_k, "OracleDrafter")
+        slots = candidates.token_ids[0].tolist()
+        done = len(state.tokens) - state.prompt_length
+        continuation = self.continuation[done : done + state.num_slots]
+        path = [ids[0] for ids in slots]
+        for slot, (token, ids) in enumerate(zip(continuation, slots, strict=False)):
+            if token not in ids:
+                break
+            path[slot] = token
+        return PrefixTree.from_drafts(state.tokens[-1], [path])
+
+
+class SampledTreeDrafter(LatticeTreeDrafter):
+    """Paths sampled from the lattice's joint distribution without replacement, as one tree.
+
+    The joint distribution is taken at the target's sampling temperature. With
+    `acceptance=lattice_bpd.verify.Rejection(...)` the output has the distribution of plain
+    sampling; other rules treat the tree as a list of drafts.
+
+    Args:
+        lm: n-gram LM over the target's token ids, or None: independent heads.
+        config: options; None: the defaults.
+        options: as those of `TreeDrafter`.
+    """
+
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A tree of N draft tokens for each state; see `sample_tree`."""
+        candidates, contexts, _ = prepare_rescoring(
+            self.config, self.lm, states, "SampledTreeDrafter", all_slots=True
+        )
+        with states[0].stats.stage("rescore"):
+            temperature = self.config.temperature * sampling_temperature(states)
+            batch = sample_tree(
+                candidates.at_temperature(temperature),
+                contexts,
+                self.lm,
+                max_nodes=self.max_nodes,
+                alpha=self.config.alpha / temperature,
+                seed=draft_keys(states),
+            )
+            return [_row_tree(batch, row, state) for row, state in enumerate(states)]
+
+
+def _row_tree(batch: SampledTree, row: int, state: DecodeState) -> PrefixTree:
+    """A row as a tree of at most the allowed depth; children keep their distributions."""
+    count, limit = int(batch.counts[row]), state.max_draft_length
+    tree = PrefixTree.from_nodes(
+        state.tokens[-1], batch.token_ids[row, :count], batch.parents[row, :count], limit,
+        batch.log_probs[row, :count],
+    )  # fmt: skip
+    nodes = [-1, *np.flatnonzero(batch.depths[row, :count] < limit).tolist()]
+    tree.sampled_from = lambda node: batch.sampled_from(row, nodes[node])
+    return tree

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify.prefix_tree import PrefixTree
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode.state.model import DraftingModel
 
 
 class Drafter(Protocol):
@@ -51,3 +56,71 @@ class NoDrafter(Drafter):
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
         """None for each state."""
         return [None] * len(states)
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Sizes that a model must have; the attribute `model_sizes` of a drafter.
+
+    Attributes:
+        vocab_size: V of the target.
+        num_slots: H of the heads; fewer are allowed.
+        source: where the sizes are from, for error messages.
+    """
+
+    vocab_size: int
+    num_slots: int
+    source: str
+
+    def check(self, model: DraftingModel) -> None:
+        """Raise ValueError for a target of another vocabulary, or with more slots."""
+        if model.vocab_size != self.vocab_size or (model.num_slots or 0) > self.num_slots:
+            raise ValueError(
+                f"decode: the target has a vocabulary of {model.vocab_size} and "
+                f"{model.num_slots or 0} slots, {self.source} is for {self.vocab_size} and "
+                f"{self.num_slots}; tune for this model: lattice-bpd tune"
+            )
+
+
+T = TypeVar("T")
+
+
+class PerSequence(Generic[T]):
+    """One value for each sequence, dropped with its sequence.
+
+    So one drafter can serve several sequences at once. Copies and pickles are empty, because they
+    have none of the sequences.
+
+    Args:
+        make: returns the value of a new sequence; a function or method that pickles.
+    """
+
+    def __init__(self, make: Callable[[DecodeState], T]) -> None:
+        self._make = make
+        # By id: states compare by value, so they have no hash.
+        self._values: dict[int, tuple[weakref.ref[DecodeState], T]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without values."""
+        return type(self), (self._make,)
+
+    def of(self, state: DecodeState) -> T:
+        """The value of a sequence, made if there is none."""
+        held = self._values.get(id(state))
+        return self.renew(state) if held is None or held[0]() is not state else held[1]
+
+    def renew(self, state: DecodeState) -> T:
+        """A new value that replaces the sequence's old one."""
+        key, values = id(state), self._values
+
+        def forget(gone: weakref.ref[DecodeState]) -> None:
+            if key in values and values[key][0] is gone:
+                del values[key]
+
+        value = self._make(state)
+        values[key] = (weakref.ref(state, forget), value)
+        return value
+
+    def __len__(self) -> int:
+        """The number of sequences that still exist."""
+        return len(self._values)

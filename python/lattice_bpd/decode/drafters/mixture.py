@@ -12,13 +12,11 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts, ModelCosts
-from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.drafters.drafter import Drafter, PerSequence
 from lattice_bpd.decode.drafters.head_candidates import HeadCandidates, read_head_candidates
-from lattice_bpd.decode.drafters.per_sequence import PerSequence
 from lattice_bpd.decode.drafters.target_noise import draft_keys, rejects, target_noise
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.gates import Gates
-from lattice_bpd.draft.mixture import make_mixture, source_names
+from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.vocabulary import check_same_ids

@@ -10,7 +10,10 @@ as in the greedy loop. Settings that cannot be honored raise a ValueError that n
 
 from __future__ import annotations
 
+import inspect
+import sys
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor
 from transformers import (
     DynamicCache,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     MaxLengthCriteria,
     PreTrainedModel,
@@ -30,7 +34,6 @@ from lattice_bpd.decode.constraint.protocol import Constraint, check_constraint
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters.call_costs import costs_of
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.huggingface.caller import find_arguments
 from lattice_bpd.decode.huggingface.checks import (
     check_positions,
     refuse_inputs,
@@ -53,8 +56,27 @@ from lattice_bpd.decode.state.token_records import TokenRecords
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.models.lm_call import CACHE_NAMES, build_inputs
-from lattice_bpd.verify.acceptance.rule import Acceptance
+from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
+
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+
+
+def find_arguments(method: Any) -> dict[str, Any]:
+    """`streamer` and `assistant_model` of the `generate` call that calls `method`, else empty.
+
+    transformers 5.20 puts the prompt into `streamer`, but passes neither it nor `assistant_model`
+    to the callable, so they are read from the frame of the call.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _GENERATE:
+            arguments = frame.f_locals
+            if arguments.get("custom_generate") is method:
+                return {name: arguments.get(name) for name in ("streamer", "assistant_model")}
+        frame = frame.f_back
+    return {}
+
 
 _WHERE = "CustomGenerate"
 _FIELDS = GenerateDecoderOnlyOutput.__annotations__

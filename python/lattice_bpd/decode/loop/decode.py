@@ -20,7 +20,7 @@ from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
 from lattice_bpd.decode.loop.prompts import Prompts, check_prompts
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
+from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 
 
 def decode(

@@ -32,7 +32,7 @@ from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.decode.state.text_rules import TextRules
 from lattice_bpd.decode.state.token_records import RecordingSelector, TokenRecords
-from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
+from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.recurrent import RecurrentCache
 from lattice_bpd.verify.target import TargetOutput

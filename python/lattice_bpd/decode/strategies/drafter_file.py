@@ -14,12 +14,11 @@ import torch
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_json
-from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.model_sizes import ModelSizes
+from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import Gates
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lm.ngram import NGramLM

@@ -8,19 +8,21 @@ from typing import Any
 
 from torch import nn
 
-from lattice_bpd.decode.drafters.argmax import ArgmaxDrafter
 from lattice_bpd.decode.drafters.call_costs import ModelCosts
-from lattice_bpd.decode.drafters.chain import ChainDrafter
+from lattice_bpd.decode.drafters.chain import (
+    ArgmaxDrafter,
+    ChainDrafter,
+    OracleDrafter,
+    SampledTreeDrafter,
+)
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
-from lattice_bpd.decode.drafters.oracle import OracleDrafter
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
-from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.drafters.tree import TreeDrafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
-from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import Gates
 from lattice_bpd.lm.ngram import NGramLM
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lattice_bpd.draft.scorers.protocol import Int32Array, Int64Array, TransitionScorer
 from lattice_bpd.extras import require
-from lattice_bpd.lm.options import optional_id
+from lattice_bpd.lm.training import optional_id
 from lattice_bpd.vocabulary import StrPath, Vocab, read_words
 
 _LN10 = math.log(10.0)

@@ -3,14 +3,188 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from lattice_bpd import _core
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import checked_min_counts, warn_of_counts
-from lattice_bpd.train.ngram.counting import OnProgress, add_corpus
-from lattice_bpd.train.ngram.counts_file import StrPath, make_counter, open_counts
+from lattice_bpd.text_input import STANDARD_INPUT
+from lattice_bpd.train.ngram.counts_file import (
+    CountsInfo,
+    StrPath,
+    make_counter,
+    open_counts,
+    read_counts_info,
+)
 from lattice_bpd.train.text.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class CountingProgress:
+    """Progress of counting.
+
+    Attributes:
+        num_tokens: tokens counted, including those of a resumed counts file.
+        num_sequences: sequences counted.
+        bytes_done: bytes read of the input files.
+        bytes_total: size of the input files; None for standard input.
+        num_runs: sorted runs on the disk.
+        spilled_bytes: their size in bytes.
+    """
+
+    num_tokens: int
+    num_sequences: int
+    bytes_done: int
+    bytes_total: int | None
+    num_runs: int
+    spilled_bytes: int
+
+
+OnProgress = Callable[[CountingProgress], None]
+
+
+def count_corpus(
+    corpus: Corpus,
+    output: StrPath,
+    *,
+    order: int = 4,
+    memory: int | str = "2G",
+    threads: int = 0,
+    temp_dir: StrPath | None = None,
+    resume: bool = False,
+    checkpoint_minutes: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> CountsInfo:
+    """Counts all n-grams of orders 1 to `order` and writes a counts file.
+
+    Args:
+        corpus: the corpus.
+        output: the counts file; an existing file is replaced when the new one is complete.
+        order: length of the longest n-grams, 1 to 6.
+        memory: limit in bytes for sorting ("2G", "500M"); tokenizing needs more.
+        threads: 0 for every core. The counts do not depend on it.
+        temp_dir: folder for spilled runs; default: TMPDIR, or the system's. Nothing is left in it.
+        resume: continue from an existing `output`: skip the files that it has counted.
+        checkpoint_minutes: interval at which to write `output` (after a whole file), so that a
+            killed run can be resumed; None: only at the end.
+        on_progress: called after each batch.
+
+    Returns:
+        The header of the counts file.
+
+    Raises:
+        OSError: a file cannot be read or written; for a full disk the message says how many
+            bytes are needed.
+        FormatError: bad input; the message says where.
+        ValueError: bad input or options; resume with another order or vocabulary.
+        KeyboardInterrupt: no temporary files are left, and `output` is unchanged.
+    """
+    counter = make_counter(corpus, order, memory, threads, temp_dir)
+    path = os.fspath(output)
+    sources: list[str] = []
+    if resume and Path(path).exists():
+        sources = _resume_from(path, counter, order)
+    last_save = time.monotonic()
+    saved = bool(sources)
+    for source in _add_all(corpus, counter, sources, on_progress):
+        sources.append(source)
+        saved = False
+        if checkpoint_minutes is None or time.monotonic() < last_save + 60 * checkpoint_minutes:
+            continue
+        counter.save(path, _join(sources))
+        last_save, saved = time.monotonic(), True
+    if not saved:
+        counter.save(path, _join(sources))
+    return read_counts_info(path)
+
+
+def merge_counts(
+    paths: Sequence[StrPath],
+    output: StrPath,
+    *,
+    order: int | None = None,
+    memory: int | str = "2G",
+    threads: int = 0,
+    temp_dir: StrPath | None = None,
+    allow_repeats: bool = False,
+) -> CountsInfo:
+    """Adds counts files up, streaming.
+
+    Args:
+        paths: counts files of the same vocabulary, in any order.
+        output: the counts file; may be one of `paths`.
+        order: order of the result; default: their lowest.
+        memory: limit in bytes for buffers and, with very many files, early merges.
+        threads: 0 for every core. The counts do not depend on it.
+        temp_dir: see count_corpus.
+        allow_repeats: accept sources that several of the files have counted.
+
+    Returns:
+        The header of the counts file.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        FormatError: a file is not a counts file, or is damaged.
+        ValueError: no files, vocabularies differ, or a source counted twice.
+    """
+    counter, infos = open_counts(paths, order, memory, threads, temp_dir)
+    sources = [source for info in infos for source in info.sources]
+    repeated = [source for source, count in Counter(sources).items() if count > 1]
+    repeated = [source for source in repeated if source != STANDARD_INPUT]
+    if repeated and not allow_repeats:
+        raise ValueError(
+            f"{repeated[0]}: counted in more than one of the files; its text would count twice. "
+            "Leave one file out, or allow it (allow_repeats, --allow-repeats)"
+        )
+    counter.save(os.fspath(output), _join(sources))
+    return read_counts_info(output)
+
+
+def add_corpus(
+    corpus: Corpus, counter: _core.CorpusCounter, on_progress: OnProgress | None
+) -> None:
+    """Counts all of a corpus."""
+    for _ in _add_all(corpus, counter, (), on_progress):
+        pass
+
+
+def _add_all(
+    corpus: Corpus,
+    counter: _core.CorpusCounter,
+    skip: Sequence[str],
+    on_progress: OnProgress | None,
+) -> Iterable[str]:
+    """Counts a corpus and yields each file after it has been counted."""
+    total = corpus.total_bytes
+    for batch in corpus.batches(skip):
+        counter.add(batch.token_ids, batch.offsets, batch.continues_previous, batch.continues_next)
+        if on_progress is not None:
+            sequences, keys, runs, spilled = counter.progress()
+            done = corpus.meter.bytes_read
+            on_progress(CountingProgress(keys - sequences, sequences, done, total, runs, spilled))
+        if batch.source is not None:
+            yield batch.source
+
+
+def _resume_from(path: str, counter: _core.CorpusCounter, order: int) -> list[str]:
+    info = read_counts_info(path)
+    if info.order != order:
+        raise ValueError(
+            f"{path}: it has counts of order {info.order}; order is {order}: resume with the same"
+        )
+    counter.add_file(path)
+    return list(info.sources)
+
+
+def _join(sources: Sequence[str]) -> str:
+    """One source per line; file names with line ends are quoted."""
+    return "".join(
+        f"{source if source.splitlines() == [source] else repr(source)}\n" for source in sources
+    )
 
 
 def train_corpus(

@@ -13,7 +13,7 @@ from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.train.responses.prompts import Chat, Message, encode_prompt
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
-from lattice_bpd.verify.acceptance.rule import Acceptance
+from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
 

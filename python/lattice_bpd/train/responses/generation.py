@@ -19,7 +19,7 @@ from lattice_bpd.decode.loop.arguments import check_evaluation_mode
 from lattice_bpd.decode.loop.prompts import check_prompts
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules, merge_settings, prepare_rules
-from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
+from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.batch_probe import find_batch_refusal
 from lattice_bpd.verify.greedy import greedy_tokens
 from lattice_bpd.verify.stacked_cache import StackedCache

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from lattice_bpd.verify.acceptance.parse import parse_acceptance
-from lattice_bpd.verify.acceptance.relaxed import RelaxedAcceptance, RelaxedSelector
-from lattice_bpd.verify.acceptance.rule import Acceptance, Exact
 from lattice_bpd.verify.acceptance.rules import (
+    Acceptance,
+    Exact,
+    RelaxedAcceptance,
+    RelaxedSelector,
     SpecDecPlusPlus,
     TopKMatch,
     Typical,
+    parse_acceptance,
 )
 from lattice_bpd.verify.acceptance.sampling import (
     Rejection,

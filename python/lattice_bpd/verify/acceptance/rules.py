@@ -2,19 +2,170 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from torch import Tensor
 
-from lattice_bpd.verify.acceptance.relaxed import (
-    RelaxedAcceptance,
-    check_count,
-    check_number,
-)
-from lattice_bpd.verify.greedy import FloatRow
+from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
+from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
+from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
+
+
+class Acceptance(Protocol):
+    """Decides which draft tokens are accepted, and the next token where none is.
+
+    Rules are immutable and may be shared; the state of a text is in the selector from `start`.
+
+    Attributes:
+        name: one word for tables.
+        lossless: whether the output is the target's own: its greedy output or, for sampling rules,
+            a sample of its distribution.
+        guarantee: what the rule guarantees of the output, in one sentence.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def lossless(self) -> bool:
+        """See the class."""
+        ...
+
+    @property
+    def guarantee(self) -> str:
+        """See the class."""
+        ...
+
+    def start(self, sequence: int, prompt: Sequence[int]) -> TokenSelector | None:
+        """The token selector of one text.
+
+        Args:
+            sequence: index of the text in its batch.
+            prompt: its token ids.
+
+        Returns:
+            A new TokenSelector; None for argmax.
+        """
+        ...
+
+
+class Exact:
+    """Accept a draft token if and only if it is the target's argmax: the default."""
+
+    name: ClassVar[str] = "exact"
+    lossless: ClassVar[bool] = True
+    guarantee: ClassVar[str] = "the target's greedy output, token for token"
+
+    def start(self, sequence: int, prompt: Sequence[int]) -> None:  # noqa: ARG002
+        """None: argmax, computed for all positions at once."""
+        return
+
+    def __str__(self) -> str:
+        """The name, as `parse_acceptance` reads it."""
+        return self.name
+
+
+class RelaxedAcceptance(ABC):
+    """A rule that accepts some draft tokens that are not the target's argmax; subclass it.
+
+    Attributes:
+        name: see `Acceptance`.
+        lossless: False.
+        guarantee: what the rule guarantees of the output, in one sentence.
+    """
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool] = False
+    guarantee: ClassVar[str]
+
+    @abstractmethod
+    def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> Sequence[bool]:
+        """Which draft tokens may replace the target's argmax.
+
+        Args:
+            row: (V,) float32, the target's logits.
+            best: its argmax.
+            token_ids: (n,) draft tokens, n at least 1, none of them the argmax.
+
+        Returns:
+            (n,) bools.
+        """
+
+    def pick(self, row: FloatRow, best: int, candidates: DraftCandidates) -> int:
+        """The next token of the output.
+
+        The argmax if it is a candidate, else the admitted candidate with the largest logit (the
+        first of several), else the argmax.
+        """
+        token_ids = candidates.token_ids
+        if not token_ids or best in token_ids:
+            return best
+        passing = self.admits(row, best, token_ids)
+        admitted = [token for token, passes in zip(token_ids, passing, strict=True) if passes]
+        return max(admitted, key=row.__getitem__, default=best)
+
+    def start(self, sequence: int, prompt: Sequence[int]) -> RelaxedSelector:  # noqa: ARG002
+        """The token selector of one text."""
+        return RelaxedSelector(self)
+
+    def __str__(self) -> str:
+        """Name and numbers as `parse_acceptance` reads them: specdec++:3,1.0."""
+        values = [getattr(self, field.name) for field in fields(self) if field.repr]  # type: ignore[arg-type]
+        return f"{self.name}:{','.join(map(str, values))}"
+
+
+class RelaxedSelector:
+    """Selects the tokens of one text by a relaxed rule, and records their regret.
+
+    Args:
+        rule: decides which tokens are admitted.
+
+    Attributes:
+        ended: False; the decoding loop handles stop tokens.
+        regrets: (index, regret) of each selected token that is not the target's argmax: its index
+            among the selected tokens, and by how many nats it is less likely than the argmax.
+    """
+
+    ended = False
+
+    def __init__(self, rule: RelaxedAcceptance) -> None:
+        self._rule, self._chosen = rule, 0
+        self.regrets: list[tuple[int, float]] = []
+
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:
+        """See `lattice_bpd.verify.verification.TokenSelector`.
+
+        Raises:
+            ValueError: a NaN among the logits.
+        """
+        row = logits_row(logits)
+        best = greedy_token(row)
+        token = self._rule.pick(row, best, candidates)
+        if token != best:
+            self.regrets.append((self._chosen, float(row[best]) - float(row[token])))
+        self._chosen += 1
+        return token
+
+
+def check_count(rule: str, name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless value is an int of 1 or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{rule}: {name} is {value!r}; expected an int")
+    if value < 1:
+        raise ValueError(f"{rule}: {name} is {value}; expected 1 or more")
+
+
+def check_number(rule: str, name: str, value: Any, least: float) -> None:
+    """Raise TypeError or ValueError unless value is a finite number, least or more."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise TypeError(f"{rule}: {name} is {value!r}; expected a number")
+    if not least <= value < math.inf:
+        raise ValueError(f"{rule}: {name} is {value}; expected a finite number, {least:g} or more")
 
 
 @dataclass(frozen=True)
@@ -129,3 +280,63 @@ def among_best(row: FloatRow, token_ids: Sequence[int], count: int) -> set[int]:
             break  # all following tokens rank lower
         best.add(token)
     return best
+
+
+Maker = Callable[..., Acceptance]
+
+
+def parse_acceptance(text: str) -> Acceptance:
+    """The rule that a text names.
+
+        exact      top_k:4      typical:0.09,0.3      specdec++:3,1.0
+        sampled:0.8,top_p=0.95,seed=1      rejection:0.8
+
+    Args:
+        text: name, then a colon and its numbers; the last ones are optional where the rule has
+            defaults. Sampling rules also take top_k=, top_p=, min_p= and seed=, and rejection takes
+            lenience=.
+
+    Returns:
+        The rule; `str` of it gives the text again.
+
+    Raises:
+        ValueError: an unknown name, or numbers that are missing, too many or out of range.
+    """
+    name, _, rest = text.strip().partition(":")
+    if name not in _RULES:
+        near = difflib.get_close_matches(name, _RULES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"acceptance: unknown rule {name!r}; {hint}expected one of {', '.join(_RULES)}"
+        )
+    make, kinds, needed, example = _RULES[name]
+    words = rest.split(",") if rest else []
+    named = [word.partition("=")[::2] for word in words if "=" in word]
+    words = [word for word in words if "=" not in word]
+    if not needed <= len(words) <= len(kinds):
+        raise ValueError(
+            f"acceptance: {text!r} has {len(words)} numbers after {name!r}; expected "
+            f"{needed if needed == len(kinds) else f'{needed}..{len(kinds)}'}, such as "
+            f"{example}"
+        )
+    try:
+        numbers = [kind(word) for kind, word in zip(kinds, words, strict=False)]
+        options = {key: _SAMPLING.get(key, str)(value) for key, value in named}
+        return make(*numbers, **options)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"acceptance: {text!r}: {error}; such as {example}") from error
+
+
+# of each rule: the class, the types of its numbers, how many have no default, an example
+_RULES: dict[str, tuple[Maker, Sequence[Callable[[str], float]], int, str]] = {
+    Exact.name: (Exact, (), 0, "exact"),
+    TopKMatch.name: (TopKMatch, (int,), 1, "top_k:4"),
+    SpecDecPlusPlus.name: (SpecDecPlusPlus, (int, float), 0, "specdec++:3,1.0"),
+    Typical.name: (Typical, (float, float), 0, "typical:0.09,0.3"),
+    Sampled.name: (Sampled, (float,), 0, "sampled:0.8,top_p=0.95,seed=1"),
+    Rejection.name: (Rejection, (float,), 0, "rejection:0.8,seed=1"),
+}
+
+_SAMPLING: dict[str, Callable[[str], float]] = {
+    "top_k": int, "top_p": float, "min_p": float, "seed": int, "lenience": float,
+}  # fmt: skip

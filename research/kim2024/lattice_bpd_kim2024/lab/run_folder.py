@@ -18,8 +18,7 @@ from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.verify.acceptance.parse import parse_acceptance
-from lattice_bpd.verify.acceptance.rule import Exact
+from lattice_bpd.verify.acceptance.rules import Exact, parse_acceptance
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.demo.quick import Source
 from lattice_bpd_kim2024.lab.lab import Lab, LabOptions, split_texts

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
+from lattice_bpd.decode.drafters.chain import SampledTreeDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
-from lattice_bpd.decode.drafters.sampled import SampledTreeDrafter
 from lattice_bpd.decode.drafters.tree import TreeDrafter
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.verify.acceptance.rule import Acceptance
+from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 from lattice_bpd_kim2024.record.heads import read_output
 

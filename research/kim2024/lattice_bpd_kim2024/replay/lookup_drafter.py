@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.per_sequence import PerSequence
+from lattice_bpd.decode.drafters.drafter import Drafter, PerSequence
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd_kim2024.record.suffix_index import SuffixIndex

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
-from lattice_bpd.decode.drafters.draft_model.options import SHAPES
+from lattice_bpd.decode.drafters.draft_model.drafter import SHAPES, DraftModelDrafter
 
 __all__ = ["SHAPES", "DraftModelDrafter"]

@@ -10,32 +10,136 @@ Leviathan et al. 2023 and Chen et al. 2023 (chains, sampling), Miao et al. 2024 
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
-from lattice_bpd.decode.drafters.draft_model.growing import grow_best, grow_sampled, plan_draws
-from lattice_bpd.decode.drafters.draft_model.options import DEFAULT_LENGTH, check_options
-from lattice_bpd.decode.drafters.draft_model.rollout import roll_out, sample_chains
+from lattice_bpd.decode.drafters.draft_model.growing import (
+    grow_best,
+    grow_sampled,
+    plan_draws,
+    roll_out,
+    sample_chains,
+)
 from lattice_bpd.decode.drafters.draft_model.sampling import make_samplers
-from lattice_bpd.decode.drafters.draft_model.tokenizers import check_same_tokens
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.failures import note_failure
 from lattice_bpd.decode.drafters.growing_tree import GrowingTree
+from lattice_bpd.decode.drafters.proposals import note_failure
 from lattice_bpd.decode.drafters.target_noise import prefers_samples
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import MAX_NODES, DraftConfig
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.vocabulary import check_same_ids
+from lattice_bpd.vocabulary import check_same_ids, read_ids
 
+SHAPES = ("chain", "beam", "sampled", "sampled_tree")
 _WHERE = "DraftModelDrafter"
+DEFAULT_LENGTH = 5
+
+
+def check_options(drafter: DraftModelDrafter, draws: Sequence[int] | None) -> None:
+    """Raise ValueError for options out of range or without effect.
+
+    Args:
+        drafter: with its config, shape and reader.
+        draws: as they were given.
+    """
+    shape = drafter.shape
+    if shape not in (None, *SHAPES):
+        raise ValueError(f"{_WHERE}: shape is {shape!r}; expected one of {', '.join(SHAPES)}")
+    vocab_size, top_k = drafter.reader.model.vocab_size, drafter.config.top_k
+    has_nodes = shape is None and drafter.config.max_nodes != "auto"
+    if (shape == "beam" or has_nodes) and top_k > vocab_size:
+        raise ValueError(f"{_WHERE}: top_k is {top_k}; expected 1..{vocab_size}")
+    _check_draws(shape, draws)
+    branches = shape in ("beam", "sampled_tree") or max(draws or (1,)) > 1
+    refusal = drafter.reader.model.refuses_tree() if branches else None
+    if refusal is not None:
+        raise ValueError(
+            f"{_WHERE}: shape {shape!r} reads trees with the draft model: {refusal}; leave shape "
+            "and draws out"
+        )
+
+
+def _check_draws(shape: str | None, draws: Sequence[int] | None) -> None:
+    if draws is None:
+        return
+    if shape != "sampled" or min(draws, default=0) < 1:
+        raise ValueError(
+            f"{_WHERE}: draws is {list(draws)} with shape {shape!r}; expected counts of 1 or more "
+            "with shape 'sampled'"
+        )
+    if math.prod(draws) > MAX_NODES:
+        raise ValueError(
+            f"{_WHERE}: draws {list(draws)} make {math.prod(draws)} paths; expected {MAX_NODES} at "
+            "most"
+        )
+
+
+_FILE = "tokenizer.json"
+
+
+def check_same_tokens(where: str, draft_model: Any, target: Any) -> None:
+    """Raise ValueError if the tokenizers differ, by the files that the models were loaded with.
+
+    A few differing tokens, such as renamed special tokens, are allowed.
+
+    Args:
+        where: name of the caller, for the message.
+        draft_model: model of `transformers`.
+        target: likewise.
+    """
+    files = [_tokenizer_file(model) for model in (draft_model, target)]
+    if files[0] is None or files[1] is None or files[0] == files[1]:
+        return
+    differing, shared, example = _compare(files[0], files[1])
+    if differing * 100 > shared:
+        raise ValueError(
+            f"{where}: the tokenizers of the draft model and the target differ in {differing:,} of "
+            f"{shared:,} token ids, such as {example}; expected the same tokenizer "
+            f"({files[0]}, {files[1]})"
+        )
+
+
+def _tokenizer_file(model: Any) -> str | None:
+    """The tokenizer.json of the folder or hub name that a model was loaded from, if it is here."""
+    name = str(getattr(model.config, "_name_or_path", None) or "")
+    file = Path(name) / _FILE
+    if name and file.is_file():
+        return os.fspath(file.resolve())
+    try:
+        cached = try_to_load_from_cache(name, _FILE) if name else None
+    except ValueError:  # the name of no repository
+        return None
+    return cached if isinstance(cached, str) else None
+
+
+@functools.lru_cache(maxsize=32)
+def _compare(first: str, second: str) -> tuple[int, int, str]:
+    """Token ids with different words, those that both have, and an example."""
+    try:
+        words, others = (
+            {token_id: word for word, token_id in read_ids(file).items()}
+            for file in (first, second)
+        )
+    except (OSError, ValueError):  # unknown, then
+        return 0, 0, ""
+    shared = words.keys() & others.keys()
+    differing = [token_id for token_id in shared if words[token_id] != others[token_id]]
+    example = "" if not differing else (
+        f"{min(differing)} ({words[min(differing)]!r} and {others[min(differing)]!r})"
+    )  # fmt: skip
+    return len(differing), len(shared), example
 
 
 class DraftModelDrafter(Drafter):

@@ -9,14 +9,57 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
-from lattice_bpd.decode.drafters.draft_model.candidates import find_best, find_failed
 from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
 from lattice_bpd.decode.drafters.growing_tree import GrowingTree
+from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify.prefix_tree import PrefixTree
+
+
+class Best(NamedTuple):
+    """The k most likely tokens after each of R texts.
+
+    Attributes:
+        token_ids: (R, k) int32, best first, equal ones by rising id.
+        scores: (R, k) float32, their logits or log probabilities.
+        failed: (R,) bool, whether the logits are no numbers; the tokens are of no use then.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+    failed: npt.NDArray[np.bool_]
+
+
+def find_failed(logits: Tensor) -> npt.NDArray[np.bool_]:
+    """Of (R, V) logits the rows with NaN or +inf, or without a number: (R,) bool."""
+    failed: npt.NDArray[np.bool_] = (~logits.amax(dim=-1).isfinite()).cpu().numpy()
+    return failed  # NaN wins amax
+
+
+def find_best(logits: Tensor, top_k: int, temperature: float | None = None) -> Best:
+    """The top_k best of (R, V) logits; see `find_failed` for rows that have none.
+
+    Scores are logits, or with a temperature the log probabilities of softmax(logits / temperature)
+    over the whole vocabulary.
+    """
+    rows: Any = find_failed(logits)
+    if rows.any():
+        failed = torch.from_numpy(rows).to(logits.device)
+        logits = logits.masked_fill(failed[:, None], 0.0)
+    is_normalized = temperature is not None
+    if temperature is not None and temperature != 1.0:
+        logits = logits.float() / temperature
+    top_k = min(top_k, logits.shape[1])
+    best = select_top_k(logits, top_k, log_softmax=is_normalized, where="DraftModelDrafter")
+    return Best(best.token_ids[0], best.scores[0], rows)
+
 
 AddChildren = Callable[[int, GrowingTree, list[int], Tensor], None]
 _RATE = 0.6  # assumed acceptance rate of one sample, for the shape of trees
@@ -153,4 +196,71 @@ def _grow(
             if growing[row]:
                 nodes = [node for node, depth in enumerate(tree.depths) if depth == level - 1]
                 add_children(row, tree, nodes, ahead[row][nodes])
+    return trees
+
+
+def roll_out(
+    reader: CachedReader, texts: ReadTexts, logits: Tensor, depths: Sequence[int]
+) -> tuple[list[list[int]], list[bool]]:
+    """Continue each text greedily, one call of the model for each slot but the first.
+
+    Args:
+        reader: of the draft model.
+        texts: R texts as read; afterwards they hold their continuations but for the last tokens.
+        logits: (R, V) after them.
+        depths: tokens to add to each, 1 or more.
+
+    Returns:
+        R paths, and whether logits on the way of each were no numbers.
+    """
+    paths: list[list[int]] = [[] for _ in depths]
+    has_failed = [False] * len(paths)
+    for slot in range(max(depths)):
+        best = find_best(logits, 1)
+        new: list[int | None] = [None] * len(paths)
+        for row, path in enumerate(paths):
+            has_failed[row] |= slot < depths[row] and bool(best.failed[row])
+            if has_failed[row] or slot >= depths[row]:
+                continue
+            path.append(int(best.token_ids[row, 0]))
+            new[row] = path[-1] if slot + 1 < depths[row] else None
+        if all(token is None for token in new):
+            break
+        logits = reader.extend(texts, new)
+    return paths, has_failed
+
+
+def sample_chains(
+    reader: CachedReader,
+    texts: ReadTexts,
+    logits: Tensor,
+    depths: Sequence[int],
+    samplers: Sequence[DraftSampler],
+) -> list[GrowingTree]:
+    """Continue each text with samples of all tokens; see `roll_out`.
+
+    Args:
+        reader: see there, as for texts, logits and depths.
+        texts: see there.
+        logits: see there.
+        depths: see there.
+        samplers: of each text.
+
+    Returns:
+        R trees of one path.
+    """
+    trees = [GrowingTree() for _ in depths]
+    for slot in range(max(depths)):
+        failed, host = find_failed(logits), logits.float().cpu()
+        new: list[int | None] = [None] * len(trees)
+        for row, tree in enumerate(trees):
+            tree.failed = tree.failed or (slot < depths[row] and bool(failed[row]))
+            if tree.failed or slot >= depths[row]:
+                continue
+            children = samplers[row].sample(host[row], 1, None, slot - 1, slot)
+            tree.add_children(slot - 1, *children)
+            new[row] = children.token_ids[0] if slot + 1 < depths[row] else None
+        if all(token is None for token in new):
+            break
+        logits = reader.extend(texts, new)
     return trees
