@@ -92,7 +92,7 @@ bench-peers: setup-test build  ## our peers beside us in one run; trains small d
 bench-llm: setup-bench-llm build  ## a real LLM by every strategy and peer, 25 minutes (ARGS=--quick: 4)
 	@python benchmarks/bench_llm.py $(ARGS)
 
-results: setup-test build  ## measure the tables of docs/results.md on the models we can hold (minutes)
+results: setup-test build  ## measure the tables of research/kim2024/RESULTS.md on the models we can hold (minutes)
 	@python scripts/write_results.py $(ARGS)
 
 lint: setup-lint build  ## every check that needs no running: ruff, mypy, clang-format, stub

@@ -1,4 +1,4 @@
-"""The results of bench_peers.py as Markdown, which is also the text of docs/results.md."""
+"""The results of bench_peers.py as Markdown, as in research/kim2024/RESULTS.md."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def check_model(args: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     if not (args.model / "stories260K.bin").is_file():
         parser.error(
             f"{args.model} has no stories260K.bin; expected the model of llama2.c "
-            "(docs/results.md says where it is); give its folder by --model DIR"
+            "(research/kim2024/RESULTS.md says where it is); give its folder by --model DIR"
         )
 
 

@@ -75,7 +75,7 @@ def read_beginnings(args: argparse.Namespace, base: LlamaForCausalLM, recipe: Re
     else:
         print(
             f"note: no text at {args.text}, so prompts are beginnings of the model's own stories; "
-            "docs/results.md has figures with that text", file=sys.stderr,
+            "research/kim2024/RESULTS.md has figures with that text", file=sys.stderr,
         )  # fmt: skip
         count = 2 * (recipe.stories + 4 * (recipe.tune_prompts + recipe.test_prompts))
         stories = list(generate_texts(base, np.full((count, 1), BEGIN), longest, temperature=1.0))

@@ -1,4 +1,4 @@
-"""Measure the generated tables of docs/results.md and write them between their marks.
+"""Measure the generated tables of research/kim2024/RESULTS.md and write them between their marks.
 
     python scripts/write_results.py              # everything: two models, 64 prompts per task
     python scripts/write_results.py --limit 24   # fewer prompts
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
+DOCUMENT = ROOT / "research" / "kim2024" / "RESULTS.md"
 STORY_TASKS = {
     "samsum": "samsum/samsum_test.jsonl",
     "xsum": "xsum/xsum_1000.jsonl",
@@ -97,9 +98,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=64, help="prompts per task (default 64)")
     parser.add_argument("--work", type=Path, default=ROOT / "demo-out" / "results", metavar="DIR")
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR")
-    parser.add_argument(
-        "--document", type=Path, default=ROOT / "docs" / "results.md", metavar="FILE"
-    )
+    parser.add_argument("--document", type=Path, default=DOCUMENT, metavar="FILE")
     parser.add_argument(
         "--run", type=Path, metavar="DIR",
         help="measure nothing; write the paper's tables of this folder of `lattice-bpd evaluate "

@@ -112,7 +112,7 @@ class DemoRun:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The figures of results.json; docs/evaluate.md has the schema."""
+        """The figures of results.json; research/kim2024/evaluate.md has the schema."""
         settings, comparison = self.demo.settings, self.comparison
         return {
             "strategies": comparison.to_json(),

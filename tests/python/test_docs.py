@@ -1,4 +1,4 @@
-"""Every Python example of docs/ and the README runs; the performance page quotes measured figures.
+"""Every Python example of the pages runs; the performance page quotes measured figures.
 
 A page's blocks of Python run in their order, in one namespace and an empty folder. Names that a
 page takes for granted (a model of the reader's) come from docs_preludes. A block that cannot run
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs_checks import find_pages
 
 from docs_preludes import PRELUDES
 from lattice_bpd.cli import main
@@ -26,11 +27,17 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^>]+?) -->\n)?```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-NOT_RUN = {"build": 1, "training": 1, "spark": 1, "serve": 1, "block-drafters": 2}
-ROOMS = {
-    "rescoring": "lattice_bpd", "lm": "lattice_bpd.lm", "decode": "lattice_bpd.decode",
-    "models": "lattice_bpd.models", "verify": "lattice_bpd.verify", "train": "lattice_bpd.train",
-    "evaluate": "lattice_bpd_kim2024.evaluate",
+NOT_RUN = {
+    "docs/build.md": 1, "docs/serve.md": 1, "packages/drafters/README.md": 2,
+    "packages/spark/README.md": 1, "research/kim2024/training.md": 1,
+}  # fmt: skip
+PUBLIC = {
+    "docs/reference/rescoring.md": "lattice_bpd", "docs/reference/lm.md": "lattice_bpd.lm",
+    "docs/reference/decode.md": "lattice_bpd.decode",
+    "docs/reference/models.md": "lattice_bpd.models",
+    "docs/reference/verify.md": "lattice_bpd.verify",
+    "docs/reference/train.md": "lattice_bpd.train",
+    "research/kim2024/reference.md": "lattice_bpd_kim2024.evaluate",
 }  # fmt: skip
 ELSEWHERE = {
     "NGramLM",
@@ -43,9 +50,9 @@ ELSEWHERE = {
 
 
 def pages() -> dict[str, Path]:
-    """Each page that has Python in it, by its name."""
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return {page.stem: page for page in paths if "```python\n" in page.read_text()}
+    """Each page that has Python in it, by its path."""
+    texts = {str(page.relative_to(ROOT)): page for page in find_pages()}
+    return {name: page for name, page in texts.items() if "```python\n" in page.read_text()}
 
 
 def blocks(page: Path) -> list[tuple[int, str, str | None]]:
@@ -80,7 +87,7 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     page = pages()[name]
     runnable = [(line, code) for line, code, why in blocks(page) if why is None]
     given = {"__name__": "docs", **PRELUDES.get(name, dict)()}
-    if name == "README":  # as pasted: nothing is given, nothing warns
+    if name == "README.md":  # as pasted: nothing is given, nothing warns
         given = {"__name__": "README"}
         warnings.simplefilter("error")
     names = dict(given)
@@ -88,20 +95,20 @@ def test_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)  # noqa: S102
 
 
-@pytest.mark.parametrize("name", ROOMS)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_the_reference_has_every_public_name(name: str) -> None:
-    if name not in ("rescoring", "lm", "train"):
+    if Path(name).stem not in ("rescoring", "lm", "train"):
         pytest.importorskip("torch")
-    page = (ROOT / "docs" / "reference" / f"{name}.md").read_text()
+    page = (ROOT / name).read_text()
     listed = {target.rsplit(".", 1)[1] for target in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
-    public = set(importlib.import_module(ROOMS[name]).__all__) - (ELSEWHERE - listed)
+    public = set(importlib.import_module(PUBLIC[name]).__all__) - (ELSEWHERE - listed)
     assert public <= listed
 
 
 def commands_in_docs() -> list[str]:
     """The lines of all fenced blocks that call lattice-bpd, continued lines joined."""
     commands = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in find_pages():
         text = page.read_text().replace("\\\n", " ")
         commands += re.findall(r"^ *(lattice-bpd [a-z].*?)(?: +#.*)?$", text, re.MULTILINE)
     return sorted(set(commands))

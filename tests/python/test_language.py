@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docs_checks import find_pages
 
 import lattice_bpd
 
@@ -58,8 +59,7 @@ def prose(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    docs = sorted((ROOT / "docs").glob("**/*.md"))
-    return [ROOT / "README.md", *(page for page in docs if page.name not in GENERATED)]
+    return [page for page in find_pages() if page.name not in GENERATED]
 
 
 def retired_words(text: str, retired: dict[str, str]) -> dict[str, str]:
@@ -71,10 +71,10 @@ def retired_words(text: str, retired: dict[str, str]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_docs_use_the_fields_terms(page: Path) -> None:
     matches = retired_words(prose(page.read_text()), RETIRED)
-    assert not matches, f"{page.name}: {matches}"
+    assert not matches, f"{page}: {matches}"
 
 
 def public_docstrings(source: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs_checks import find_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = (ROOT / "scripts" / "setup.sh").read_text()
@@ -104,8 +105,7 @@ def test_each_python_has_one_pin() -> None:
 
 
 def test_extras_that_the_docs_name_exist(script: Any) -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    text = "\n".join(page.read_text() for page in pages)
+    text = "\n".join(page.read_text() for page in find_pages())
     named = re.findall(r"(?:lattice-bpd|'\.|\"\.)\[([\w,-]+)\]", text)
     assert named
     assert {extra for group in named for extra in group.split(",")} <= set(script.load_extras())

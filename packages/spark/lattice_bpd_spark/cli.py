@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """examples:
   lattice-bpd ngram spark c4/*.parquet --order 4 --tokenizer tokenizer.json \\
       --boundaries document --min-counts 1,1,2,4 -o c4.lm
-  spark-submit --archives env.tar.gz#env SITE/lattice_bpd_spark/cli.py .. (docs/spark.md)
+  spark-submit --archives env.tar.gz#env SITE/lattice_bpd_spark/cli.py .. (packages/spark/README.md)
   lattice-bpd ngram spark --from-parts shared/c4.parts -o c4.lm
 """
 

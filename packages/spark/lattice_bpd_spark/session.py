@@ -135,7 +135,7 @@ def _unwrap(text: str) -> Exception | None:
         return ImportError(
             f"{missing[1]}: not installed on the executors; install "
             "lattice-bpd-spark there, or ship an environment (spark-submit --archives; "
-            "docs/spark.md)"
+            "packages/spark/README.md)"
         )
     absent = re.search(r"\[PATH_NOT_FOUND\] (.*?)(?: SQLSTATE|\n|$)", text)
     return FileNotFoundError(absent[1]) if absent is not None else None

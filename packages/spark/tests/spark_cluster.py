@@ -3,7 +3,7 @@
 Usage: spark_cluster.py [--megabytes 2]    `make test-spark-cluster`
 
 A master and two workers run as processes of their own. Their Python is an environment with the
-wheel, packed by venv-pack and sent with --archives, as docs/spark.md describes. The job runs twice:
+wheel, packed by venv-pack and sent with --archives, as its README describes. The job runs twice:
 once undisturbed, and once with a worker and its executors killed while counts are on it. Both LM
 files must equal, byte for byte, the file that `lattice-bpd ngram train` writes. Everything is in
 build/spark-cluster.

@@ -1,7 +1,7 @@
 """Statistics of replays: tables and figures of Kim et al. 2024.
 
 Functions that fill a part of results.json return it as plain dicts, with the keys of
-docs/evaluate.md. Small models repeat themselves, and repetition inflates the gains of every
+evaluate.md. Small models repeat themselves, and repetition inflates the gains of every
 drafter, so looping positions (whose last 8 tokens occurred earlier) are counted.
 """
 

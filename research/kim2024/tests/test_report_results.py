@@ -1,4 +1,4 @@
-"""scripts/results_tables.py: what `make results` writes into docs/results.md, and where."""
+"""scripts/results_tables.py: what `make results` writes into RESULTS.md, and where."""
 
 from __future__ import annotations
 
@@ -112,6 +112,6 @@ def test_report_results_replace_their_section_only():
 
 
 def test_report_results_have_their_marks_in_the_document():
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    text = (ROOT / "research" / "kim2024" / "RESULTS.md").read_text(encoding="utf-8")
     for name in ("results-demo", "results-stories", "results-stories-rules"):
         assert tables.replace_section(text, name, "x").count(f"<!-- {name} -->\nx\n") == 1

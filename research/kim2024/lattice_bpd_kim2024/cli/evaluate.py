@@ -35,7 +35,7 @@ _EXAMPLE = """examples:
       --task squad --data dev.json --task xsum --data xsum.jsonl --out run
 
 Block efficiency is decoded tokens / calls of the target; the exact token of each call counts.
-docs/evaluate.md explains the tasks, the tables and results.json.
+research/kim2024/evaluate.md explains the tasks, the tables and results.json.
 """
 _PROMPTS = 20  # of each task of --quick
 _TITLES = {"lms": "training LMs of other orders and domains"}

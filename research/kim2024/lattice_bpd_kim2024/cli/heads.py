@@ -29,7 +29,7 @@ recipes:
 {_RECIPES}
 
 After Ctrl-C, SIGTERM or a crash, the same command resumes from the last checkpoint and ends with
-the same weights. docs/training.md describes the recipes.
+the same weights. research/kim2024/training.md describes the recipes.
 """
 _TITLES = {
     "text": "reading text (MiB)",

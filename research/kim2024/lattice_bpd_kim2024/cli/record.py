@@ -18,7 +18,7 @@ _EXAMPLE = """example (after `make demo`):
   lattice-bpd record --model demo-out/model --task humaneval --data HumanEval.jsonl.gz --out run
   lattice-bpd replay run --lm demo-out/model/ngram.lm --num-drafts 1,4,16
 
-Run an interrupted command again to continue. docs/evaluate.md lists tasks and files.
+Run an interrupted command again to continue. research/kim2024/evaluate.md lists tasks and files.
 """
 
 
@@ -37,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a blockwise model, or an encoder-decoder with its SpecDrafter or BlockwiseHeads",
     )  # fmt: skip
     add_heads_option(parser)
-    parser.add_argument("--task", required=True, help="such as squad; see docs/evaluate.md")
+    parser.add_argument("--task", required=True, help="such as squad; see evaluate.md")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="the task's file")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the record")
     add_recording_options(parser)

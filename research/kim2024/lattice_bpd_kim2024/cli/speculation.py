@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--draft-model", type=Path, required=True, metavar="DIR",
         help="a small causal LM with the same tokenizer",
     )  # fmt: skip
-    parser.add_argument("--task", required=True, help="such as text; see docs/evaluate.md")
+    parser.add_argument("--task", required=True, help="such as text; see evaluate.md")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="the task's file")
     parser.add_argument(
         "--accept", action="append", default=[], metavar="RULE",

@@ -220,7 +220,7 @@ class Lab:
             recording: its texts; best after `read`, which is called otherwise.
 
         Returns:
-            A task of results.json; see docs/evaluate.md.
+            A task of results.json; see research/kim2024/evaluate.md.
         """
         recording = self.read(recording)
         tune, test = split_texts(len(recording.texts), self.options.held_out, self.options.seed)

@@ -50,7 +50,7 @@ def cost_rows(tasks: Mapping[str, Row]) -> list[Row]:
         tasks: of results.json; the strategies are those of the first.
 
     Returns:
-        The rows `costs` of results.json; docs/evaluate.md has the keys.
+        The rows `costs` of results.json; research/kim2024/evaluate.md has the keys.
     """
     rows = [_row("autoregressive", 1.0, 0.0, 0.0)]
     for first in next(iter(tasks.values()))["strategies"] if tasks else ():

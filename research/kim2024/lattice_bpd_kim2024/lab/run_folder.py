@@ -1,7 +1,7 @@
 """Evaluation of tasks into a run folder, with checks by live decoding.
 
 DIR/record/TASK/     the record of each task
-DIR/results.json     all results; docs/evaluate.md has the schema
+DIR/results.json     all results; research/kim2024/evaluate.md has the schema
 DIR/*.csv, *.tex     its tables
 """
 

@@ -214,7 +214,7 @@ def render_report(results: dict[str, Any], steps: Steps | None = None, notes: st
         notes: about missing files, for the reader.
 
     Raises:
-        KeyError: results without a key that docs/evaluate.md lists.
+        KeyError: results without a key that research/kim2024/evaluate.md lists.
         ImportError: jinja2 is missing.
     """
     jinja2, markup = (
