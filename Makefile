@@ -28,7 +28,7 @@ setup-%:
 	@scripts/setup.sh $(if $(filter build docs wheel format,$*),,build) $(if $(filter format,$*),lint,$*)
 
 setup:  ## what all targets need at once; each of them sets up its own at first use
-	@scripts/setup.sh build demo bench-llm test test-spark lint docs wheel fuzz
+	@scripts/setup.sh build bench-llm test test-spark lint docs wheel fuzz
 
 build: setup-build  ## compile what changed in the C++ code
 	@[ -f $(BUILD)/build.ninja ] || { rm -f .venv/setup-build.stamp; scripts/setup.sh build; }

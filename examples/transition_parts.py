@@ -55,9 +55,7 @@ class MassWalkDrafter(Drafter):
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A chain for each state."""
-        found, contexts, _ = prepare_rescoring(
-            self.config, self.lm, states, None, "MassWalkDrafter"
-        )
+        found, contexts, _ = prepare_rescoring(self.config, self.lm, states, "MassWalkDrafter")
         lattice = LatticeInput(found.token_ids, found.scores).end_after(
             [state.max_draft_length for state in states]
         )

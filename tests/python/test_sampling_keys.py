@@ -16,7 +16,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import generate
-from lattice_bpd.decode.drafters import sampled as sampled_drafter
+from lattice_bpd.decode.drafters import chain as sampled_drafter
 from lattice_bpd.verify import Rejection, Sampled
 from lattice_bpd.verify.acceptance import Warp
 
