@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     "README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/*.md", "research/*/*.md",
-    "integrations/*/*.md",
+    "integrations/**/*.md",
 )  # fmt: skip
 LINK = re.compile(r"\[(?P<text>[^][]*)\]\((?P<path>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)")
 # What a browser fetches by itself; links that a reader clicks may go anywhere.

@@ -45,7 +45,7 @@ class LmOracle {
     return total;
   }
 
-  // alpha * ln P, each part on the grid as docs/search.md says.
+  // alpha * ln P, each part on the grid as docs/concepts.md says.
   double Scaled(const Tokens& before, TokenId token, double alpha) const {
     double total = 0.0;
     for (const double part : PartsOf(before, token)) total += ToScoreGrid(alpha * part);

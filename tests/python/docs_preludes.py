@@ -46,7 +46,10 @@ def _decoding() -> Names:
 
 
 def decoding() -> Names:
-    """With a tokenizer whose words are token ids."""
+    """With a tokenizer whose words are token ids, and another whose tokens are single bytes."""
+    import pytest
+
+    pytest.importorskip("llguidance")
     names = _decoding()
     names["lm"].save("corpus.lm")
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -56,7 +59,11 @@ def decoding() -> Names:
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     template = "{% for message in messages %}{{ message['content'] }} 1 {% endfor %}"
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template)
-    return {**names, "tokenizer": tokenizer, "text": "0 5 10", "questions": ["5 10", "3", "7 8"]}
+    letters = b'0123456789-{}":, abcdefghijklmnopqrstuvwxyz.[]/'
+    return {
+        **names, "tokenizer": tokenizer, "text": "0 5 10", "questions": ["5 10", "3", "7 8"],
+        "tokens": [b"<end>", *(bytes([letter]) for letter in letters)][: names["VOCAB"]],
+    }  # fmt: skip
 
 
 def evaluate() -> Names:
@@ -70,25 +77,6 @@ def evaluate() -> Names:
     file = DrafterFile(DraftConfig("tree"), names["VOCAB"], blockwise.num_slots, sizes)
     file.save("drafter.json")
     return {**names, "model": names["blockwise"]}
-
-
-def howto_decoder() -> Names:
-    """Nothing, but the page needs torch."""
-    import pytest
-
-    pytest.importorskip("torch")
-    return {}
-
-
-def howto_constraint() -> Names:
-    """Tokens of one byte each, as many as the model has."""
-    import pytest
-
-    pytest.importorskip("llguidance")
-    letters = b'0123456789-{}":, abcdefghijklmnopqrstuvwxyz.[]/'
-    names = _decoding()
-    names["tokenizer"] = [b"<end>", *(bytes([letter]) for letter in letters)][: names["VOCAB"]]
-    return names
 
 
 def ngram() -> Names:
@@ -113,13 +101,10 @@ def translation() -> Names:
 PRELUDES = {
     "README.md": _decoding,
     "docs/start.md": _decoding,
-    "docs/howto-model-owner.md": _decoding,
+    "docs/build.md": _decoding,
     "docs/decoding.md": decoding,
     "docs/drafters.md": _decoding,
     "docs/exactness.md": _decoding,
-    "docs/sampling.md": _decoding,
-    "docs/howto-constraint.md": howto_constraint,
-    "docs/howto-decoder.md": howto_decoder,
     "docs/ngram.md": ngram,
     "packages/translation/README.md": translation,
     "research/kim2024/README.md": _decoding,

@@ -40,7 +40,7 @@ def test_only_listed_files_include_openfst() -> None:
     listed = re.search(r"set\(fst_sources\s([^)]*)\)", build)
     assert listed is not None, "CMakeLists.txt sets no fst_sources"
     allowed = {f"cpp/lattice_bpd/{name}" for name in listed[1].split()}
-    assert including == allowed, "see docs/design.md, Compile time"
+    assert including == allowed, "see CONTRIBUTING.md, Compile time"
 
 
 def test_includes_are_followed_through_headers() -> None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +132,24 @@ def test_what_a_page_loads_from_elsewhere(
         return
     with pytest.raises(SystemExit, match=r"page\.html"):
         checks.on_post_build({"site_dir": tmp_path})
+
+
+def test_links_of_the_repository_become_links_of_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = load_script("docs_checks", monkeypatch)
+    addon, missing = ROOT / "packages" / "spark" / "README.md", "../../docs/none.md"
+    assert addon in checks.find_pages()
+
+    def resolve(text: str, path: Path) -> str:
+        page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(path)))
+        return str(checks.on_page_markdown(text, page=page))
+
+    text = (
+        f"[a](../../docs/ngram.md#x) [b](../../Makefile) [c]({missing}) [d](#x) [e](https://a.b/)"
+    )
+    done = "[a](../../ngram.md#x) b [c](../../none.md) [d](#x) [e](https://a.b/)"
+    assert resolve(text, addon) == done
+    text = "[a](../packages/spark/README.md) [b](serve.md) [c](no-such.txt)"
+    assert resolve(text, ROOT / "docs" / "ngram.md") == text.replace("../packages", "packages")
 
 
 def test_wheels_of_add_ons_have_all_files() -> None:

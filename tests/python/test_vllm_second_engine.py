@@ -215,9 +215,9 @@ def test_modules_need_neither_vllm_nor_its_runner() -> None:
 
 def test_the_page_has_all_modules() -> None:
     root = Path(__file__).resolve().parents[2]
-    page = (root / "docs" / "serve.md").read_text()
+    page = (root / "integrations" / "README.md").read_text()
     package = root / "integrations" / "vllm" / "lattice_bpd_vllm"
     for path in package.glob("[!_]*.py"):
         row = re.search(rf"^\| .*`{path.stem}`.* \|(.*)\|(.*)\|$", page, re.MULTILINE)
-        assert row is not None, f"{path.stem} is not in the table of docs/serve.md"
+        assert row is not None, f"{path.stem} is not in the table of integrations/README.md"
         assert (path.stem in ENGINE_FREE) == (row[2].strip() != "vLLM")

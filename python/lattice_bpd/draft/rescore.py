@@ -138,7 +138,7 @@ def rescore_tree(
         ValueError: As for `rescore_lattice`.
 
     Source: exact masses by the forward-backward algorithm (Baum et al. 1970) over the product of
-    lattice and LM; see docs/search.md.
+    lattice and LM; see docs/concepts.md.
     """
     search = check_search(
         "rescore_tree",

@@ -145,7 +145,7 @@ def sample_tree(
             not one for each lattice, or a sharpness that is not above 0.
 
     Source: Gumbel top-k without replacement (Kool, van Hoof, Welling 2019) on the exact sums of
-    forward filtering, backward sampling; see docs/search.md.
+    forward filtering, backward sampling; see docs/concepts.md.
     """
     where = "sample_tree"
     search = check_search(
