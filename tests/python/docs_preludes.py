@@ -100,7 +100,6 @@ def translation() -> Names:
 
 PRELUDES = {
     "README.md": _decoding,
-    "docs/start.md": _decoding,
     "docs/build.md": _decoding,
     "docs/decoding.md": decoding,
     "docs/drafters.md": _decoding,

@@ -68,6 +68,12 @@ def runnable_pages() -> list[str]:
     return [name for name, page in pages().items() if any(b[2] is None for b in blocks(page))]
 
 
+def test_docs_stay_small() -> None:
+    texts = [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
+    assert len(texts) <= 15
+    assert sum(text.count("\n") for text in texts) <= 3_600
+
+
 def test_every_fence_is_found() -> None:
     for page in pages().values():
         assert len(blocks(page)) == page.read_text().count("```python\n"), page.name
