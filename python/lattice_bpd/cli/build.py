@@ -69,7 +69,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--order", type=int, metavar="N", help="of the n-gram LM (default 5)")
     add("--smoothing", help="of it (default modified_kneser_ney)")
     add("--max-size", type=_parse_size, metavar="SIZE", help="of it, such as 4M: prunes it")
-    add("--epochs", type=float, metavar="X", help="of the heads' training (default 8)")
+    add("--epochs", type=float, metavar="X", help="of the heads' training (default 6)")
     add("--batch-size", type=int, metavar="B", help="responses at a time (default 64)")
     add(
         "--costs",

@@ -40,9 +40,9 @@ class VocabularyHeadsOptions:
 
     draft_vocab_size: int = 8192
     num_slots: int = 5
-    inner_size: int = 1024
+    inner_size: int = 256
     reads_exact_token: bool = True
-    epochs: float = 4.0
+    epochs: float = 6.0
     batch_size: int = 512
     learning_rate: float = 1.5e-3
     warmup: int = 30

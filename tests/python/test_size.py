@@ -1,0 +1,94 @@
+"""The size of the core: a feature pays for its room, by what it lets us delete.
+
+The limits are what there is; a change that makes the core smaller lowers them. The aim is 26,000
+lines in 160 files, 110 public names, 150 options, and a step of 9 files and 45 functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
+LIMITS = {"files": 190, "lines": 29_800, "public names": 126}
+OPTIONS = 185
+STEP = {"files": 20, "lines": 4_200, "functions": 67}
+
+
+def test_files_lines_and_public_names() -> None:
+    files = list(ROOT.rglob("*.py"))
+    names: set[str] = set()
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            targets = [getattr(t, "id", "") for t in getattr(node, "targets", [])]
+            if isinstance(node, ast.Assign) and "__all__" in targets:
+                names |= set(ast.literal_eval(node.value))
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    found = {"files": len(files), "lines": lines, "public names": len(names)}
+    assert all(found[name] <= most for name, most in LIMITS.items()), found
+
+
+def test_options_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the core's commands; a command's options count anew for each command."""
+    from lattice_bpd import cli, extensions
+
+    monkeypatch.setattr(extensions, "find_extensions", lambda _group: {})
+    assert count_options(cli.build_parser()) <= OPTIONS
+
+
+def count_options(parser: argparse.ArgumentParser) -> int:
+    count = 0
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            count += sum(map(count_options, action.choices.values()))
+        elif not isinstance(action, argparse._HelpAction | argparse._VersionAction):
+            count += 1
+    return count
+
+
+def test_one_step_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, their lines, and functions that one step of the default drafter runs."""
+    pytest.importorskip("torch")
+    from blockwise_models import looping_text, random_model
+
+    from lattice_bpd.decode import generate
+    from lattice_bpd.decode.loop import loop
+
+    model: Any = random_model("llama").base
+    functions: dict[Path, set[str]] = defaultdict(set)
+    steps = 0
+    inner = loop._Run.step
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_name
+        if event == "call" and ROOT in path.parents and not name.startswith("<"):
+            functions[path].add(f"{name}:{frame.f_code.co_firstlineno}")
+
+    def step(run: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 8:
+            sys.setprofile(note)
+        try:
+            inner(run)
+        finally:
+            sys.setprofile(None)
+
+    prompt = list(looping_text(24))
+    generate(model, prompt, max_new_tokens=16)  # what is done once for a model
+    monkeypatch.setattr(loop._Run, "step", step)
+    generate(model, prompt, max_new_tokens=32)
+    found = {
+        "files": len(functions),
+        "lines": sum(len(file.read_text(encoding="utf-8").splitlines()) for file in functions),
+        "functions": sum(map(len, functions.values())),
+    }
+    assert steps >= 8
+    assert all(found[name] <= most for name, most in STEP.items()), found
