@@ -57,7 +57,6 @@ def test_one_step_of_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, their lines, and functions that one step of the default drafter runs."""
     pytest.importorskip("torch")
     from blockwise_models import looping_text, random_model
-
     from lattice_bpd.decode import generate
     from lattice_bpd.decode.loop import loop
 
