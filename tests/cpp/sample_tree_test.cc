@@ -232,9 +232,8 @@ TEST_CASE("batch: padding, and the same rows whatever else is in the batch") {
       SampleTreeBatch(lattices, lm.get(), {{}, offsets, true}, options, {}, positions, 1),
       doctest::Contains("found 0 keys"), ValueError);
   SampledTree out;
-  CHECK_THROWS_WITH_AS(
-      SampleTree(lattices[0], nullptr, {}, {1.0, 1, NoiseUse::kShared, 0.0}, &out),
-      doctest::Contains("sharpness is 0"), ValueError);
+  CHECK_THROWS_WITH_AS(SampleTree(lattices[0], nullptr, {}, {1.0, 1, NoiseUse::kShared, 0.0}, &out),
+                       doctest::Contains("sharpness is 0"), ValueError);
   CHECK_THROWS_AS(SampleTree(lattices[0], nullptr, {}, {1.0, 0}, &out), ValueError);
 }
 

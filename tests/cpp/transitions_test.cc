@@ -309,9 +309,8 @@ TEST_CASE("transitions: wide slots, values that are computed again") {
     }
     for (const Normalization normalization : kBoth) {
       const auto drafts = ByAllInstructionSets([&] { return list(Engine::kFused, normalization); });
-      const auto nodes = ByAllInstructionSets([&] {
-        return NodesOf(FindTree(lattice, lm.get(), start, 0.75, 200, normalization));
-      });
+      const auto nodes = ByAllInstructionSets(
+          [&] { return NodesOf(FindTree(lattice, lm.get(), start, 0.75, 200, normalization)); });
       const auto chain = ByAllInstructionSets([&] {
         return NodesOf(FindChain(lattice, lm.get(), start,
                                  {0.75, ChainObjective::kAcceptLength, normalization}));
