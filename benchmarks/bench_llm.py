@@ -170,7 +170,7 @@ def _milliseconds(value: float | None) -> str:
 
 
 def load_sources(args: argparse.Namespace) -> dict[str, Any]:
-    """The n-gram LM, the heads and the built drafter that are given."""
+    """The n-gram LM, the heads, the rescorer and the built drafter that are given."""
     sources: dict[str, Any] = {}
     folder = args.drafter or (None if args.model else DRAFTER)
     lm = args.lm or next(iter(sorted(folder.glob("*.lm")) if folder else []), None)
@@ -182,6 +182,10 @@ def load_sources(args: argparse.Namespace) -> dict[str, Any]:
         from lattice_bpd.models import load_heads
 
         sources["heads"] = load_heads(args.heads or folder)
+    if args.rescorer:
+        from transformers import AutoModelForCausalLM
+
+        sources["rescorer"] = AutoModelForCausalLM.from_pretrained(args.rescorer).eval()
     if folder and (folder / "drafter.json").is_file():
         sources["drafter"] = folder
     return sources
@@ -216,6 +220,9 @@ def main() -> None:
         "--lm", type=Path, metavar="FILE", help="n-gram LM of the model's token ids"
     )
     parser.add_argument("--heads", type=Path, metavar="DIR", help="draft heads")
+    parser.add_argument(
+        "--rescorer", metavar="DIR", help="a small causal LM with the same tokenizer"
+    )
     parser.add_argument(
         "--gguf", metavar="FILE", help="the model for llama-cpp-python, if that is installed"
     )

@@ -32,7 +32,7 @@ LLAMA_CPP = {"llama.cpp greedy": None, "llama.cpp prompt lookup": 10}  # draft t
 
 
 class Ours(NamedTuple):
-    """Arguments of `generate`; sources: those of "lm" and "heads" that it is given."""
+    """Arguments of `generate`; sources: of "lm", "heads" and "rescorer" those it is given."""
 
     strategy: str
     sources: tuple[str, ...] = ()
@@ -44,6 +44,7 @@ OURS = {
     # The strategies of Kim et al. 2024, with weights that suit this model.
     "BPD": Ours("bpd", ("heads",), quick=False),
     "1-best, heads + LM": Ours("ngram", ("heads", "lm"), {"alpha": 0.5}, quick=False),
+    "1-best, heads + rescorer": Ours("neural", ("heads", "rescorer"), {"alpha": 0.5}, quick=False),
     "16-best, heads": Ours("p_best", ("heads",), quick=False),
     "16-best, heads + LM": Ours("p_best", ("heads", "lm"), {"alpha": 1.0}, quick=False),
     "tree, heads": Ours("tree", ("heads",), {"max_nodes": NODES}, quick=False),
@@ -110,7 +111,8 @@ def make_lines(
 
     Args:
         model: a causal LM of `transformers`.
-        sources: "lm", "heads" and "drafter", the folder of a built drafter, if there are any.
+        sources: "lm", "heads", "rescorer", a small causal LM, and "drafter", the folder of a built
+            drafter, if there are any.
         quick: fewer of our lines.
     """
     lines = [Line(name, _transformers(model, options)) for name, options in PEERS.items()]
@@ -130,7 +132,8 @@ def make_lines(
         if missing or ours.strategy not in STRATEGIES:
             skipped[name] = f"no {' and no '.join(missing or [ours.strategy])}"
         elif ours.quick or not quick:
-            given = {source: sources[source] for source in ours.sources}
+            names = {"rescorer": "lm"}  # what `generate` calls it
+            given = {names.get(name, name): sources[name] for name in ours.sources}
             lines.append(Line(name, _ours(model, ours, given), counts_calls=True))
     if "drafter" in sources:
         built = _built(model, sources["drafter"], sources.get("heads"))

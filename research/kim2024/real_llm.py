@@ -6,8 +6,9 @@ MODEL answers the 160 prompts of benchmarks/prompts (`scripts/fetch_smollm2.py` 
 docs/results.md), `VocabularyHeads` (`lattice-bpd build --heads`) propose 16 tokens for each of 5
 slots after every token of the answers, and each strategy says how far its drafts agree with the
 answer. alpha and temperature are those with the most tokens per call on the tuning half; printed
-are tokens per call on the test half, with 95 % bootstrap intervals over prompts. Answers and
-hidden states are kept in --cache.
+are tokens per call on the test half, with 95 % bootstrap intervals over prompts, and by kind of
+prompt. --test FILE.jsonl takes other prompts than the test half, objects with "id", "kind" and
+"messages". Answers and hidden states are kept in --cache.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,17 @@ class Half:
         contexts: prompt and answer so far, of all positions of all texts.
         lattices: of the same positions.
         following: (M, H) int32, the answer's tokens after each position; -1 beyond its end.
+        kinds: of the prompt of each text.
     """
 
     texts: list[KnownText]
     contexts: list[list[int]]
     lattices: LatticeInput
     following: Int32Array
+    kinds: Sequence[str]
 
     @classmethod
-    def of(cls, texts: list[KnownText]) -> Half:
+    def of(cls, texts: list[KnownText], kinds: Sequence[str]) -> Half:
         """All positions of some texts."""
         contexts, following, ids, scores = [], [], [], []
         for text in texts:
@@ -69,7 +72,7 @@ class Half:
             ids.append(text.candidates[0])
             scores.append(text.candidates[1])
         lattices = LatticeInput(np.concatenate(ids), np.concatenate(scores), are_log_probs=True)
-        return cls(texts, contexts, lattices, np.stack(following))
+        return cls(texts, contexts, lattices, np.stack(following), kinds)
 
     def replay(self, accepted: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Tokens and calls of each text, from the draft tokens accepted at each position."""
@@ -157,22 +160,29 @@ def measure(
     for name, settings in todo:
         best = max(settings, key=lambda setting: per_call(tuning, setting))
         chosen = {key: best[key] for key in ("alpha", "temperature") if key in best}
-        rows[name] = summarize(*test.replay(accept_lengths(test, best)), chosen)
+        rows[name] = summarize(*test.replay(accept_lengths(test, best)), test.kinds, chosen)
         watcher.advance(note=f"{name}: {rows[name]['value']:.2f}")
     for name, used in [("no LM", []), *((name, [lm]) for name, lm in lms.items())]:
         gates = fit_to_texts(vocab_size, used, tuning.texts)
         mixture = make_mixture(vocab_size, used, heads=True, text=True, store=None, gates=gates)
         replays = [replay_text(mixture, text, max_nodes=NODES) for text in test.texts]
         tokens, calls = [one.tokens for one in replays], [one.calls for one in replays]
-        rows[f"{name}, mixture of {NODES}"] = summarize(tokens, calls, {})
+        rows[f"{name}, mixture of {NODES}"] = summarize(tokens, calls, test.kinds, {})
         watcher.advance()
     watcher.end()
     return rows
 
 
-def summarize(tokens: list[int], calls: list[int], chosen: dict[str, Any]) -> dict[str, Any]:
-    """A row: tokens per call with its interval, and the chosen weights."""
-    return {**bootstrap_block_efficiency(tokens, calls).to_json(), **chosen}
+def summarize(
+    tokens: list[int], calls: list[int], kinds: Sequence[str], chosen: dict[str, Any]
+) -> dict[str, Any]:
+    """A row: tokens per call with its interval and by kind, and the chosen weights."""
+    by_kind = {
+        kind: sum(t for t, k in zip(tokens, kinds, strict=True) if k == kind)
+        / sum(c for c, k in zip(calls, kinds, strict=True) if k == kind)
+        for kind in dict.fromkeys(kinds)
+    }
+    return {**bootstrap_block_efficiency(tokens, calls).to_json(), "kinds": by_kind, **chosen}
 
 
 def named(argument: str) -> tuple[str, Path]:
@@ -189,6 +199,7 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--heads", nargs="+", type=named, required=True, metavar="NAME=DIR")
     parser.add_argument("--lm", nargs="+", type=named, default=[], metavar="NAME=FILE")
+    parser.add_argument("--test", type=Path, metavar="FILE", help="other prompts to test on")
     parser.add_argument("--tokens", type=int, default=96, help="most of an answer (default 96)")
     parser.add_argument("--cache", type=Path, default=Path("build/real_llm"), metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -200,11 +211,13 @@ def main() -> None:
     lms = {name: NGramLM.load(path) for name, path in args.lm}
     results: dict[str, Any] = {}
     for name, of_texts in lattices.items():
+        chosen = [[n for n, one in enumerate(texts) if one[2] == s] for s in ("tuning", "test")]
         halves = [
-            Half.of([KnownText(*texts[n][:2], of_texts[n]) for n in range(len(texts))
-                     if texts[n][2] == split])
-            for split in ("tuning", "test")
-        ]  # fmt: skip
+            Half.of(
+                [KnownText(*texts[n][:2], of_texts[n]) for n in some], [texts[n][3] for n in some]
+            )
+            for some in chosen
+        ]
         results[name] = measure(*halves, lms, vocab_size, watcher)
         base = results[name]["BPD"]["value"]
         print(f"\n{name}: tokens per call, {len(halves[1].texts)} prompts")
@@ -212,12 +225,20 @@ def main() -> None:
             weights = ", ".join(f"{k} {v}" for k, v in of.items() if k in ("alpha", "temperature"))
             print(f"  {row:32s} {of['value']:.2f} ({of['low']:.2f}-{of['high']:.2f}) "
                   f"{of['value'] / base - 1:+5.0%}  {weights}")  # fmt: skip
+        print("  by kind: " + ", ".join(dict.fromkeys(halves[1].kinds)))
+        for row, of in results[name].items():
+            print(f"  {row:32s} " + "  ".join(f"{v:.2f}" for v in of["kinds"].values()))
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any, Any, int]:
-    """Texts (token ids, prompt length, split), candidates by heads and text, the vocabulary."""
+    """Texts (token ids, prompt length, split, kind), candidates by heads and text, V."""
     import torch
     from llm_prompts import PROMPTS, make_prompt
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -232,7 +253,10 @@ def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any
     args.cache.mkdir(parents=True, exist_ok=True)
     kept = args.cache / "answers.json"
     if not kept.exists():
-        rows = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+        rows = read_rows(PROMPTS)
+        if args.test:
+            rows = [row for row in rows if row["split"] == "tuning"]
+            rows += [{**row, "split": "test"} for row in read_rows(args.test)]
 
         def answer(prompt: list[int]) -> list[int]:
             return next(generate_responses(model, [prompt], args.tokens)).token_ids
@@ -244,10 +268,13 @@ def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any
             answers[response.prompt] = response.token_ids
             watcher.advance()
         watcher.end()
-        content = [[p, a, row["split"]] for p, a, row in zip(prompts, answers, rows, strict=True)]
+        content = [
+            [p, a, row["split"], row["kind"]]
+            for p, a, row in zip(prompts, answers, rows, strict=True)
+        ]
         kept.write_text(json.dumps(content), encoding="utf-8")
     known = [one for one in json.loads(kept.read_text(encoding="utf-8")) if len(one[1]) > 1]
-    exchanges = [Exchange(n, prompt, output) for n, (prompt, output, _) in enumerate(known)]
+    exchanges = [Exchange(n, prompt, output) for n, (prompt, output, *_) in enumerate(known)]
     states = read_states(model, exchanges, args.cache / "states.bin", watcher)
     starts = np.cumsum([0, *(len(one.response) for one in exchanges)])
     lattices: dict[str, list[Any]] = {}
@@ -262,8 +289,8 @@ def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any
                 for n, one in enumerate(exchanges)
             ]
         lattices[name] = [(f.token_ids.int().numpy(), f.scores.float().numpy()) for f in found]
-    texts = [([*one.prompt, *one.response], len(one.prompt), split)
-             for one, (_, _, split) in zip(exchanges, known, strict=True)]  # fmt: skip
+    texts = [([*one.prompt, *one.response], len(one.prompt), *about)
+             for one, (_, _, *about) in zip(exchanges, known, strict=True)]  # fmt: skip
     return texts, lattices, model.config.vocab_size
 
 

@@ -45,7 +45,7 @@ def test_positions_and_replay(script: Any) -> None:
         KnownText([9, 8, 1, 2, 3, 4], 2, candidates[0]),
         KnownText([9, 5, 6], 1, candidates[1]),
     ]
-    half = script.Half.of(texts)
+    half = script.Half.of(texts, ["a", "b"])
     assert half.contexts[0] == [9, 8, 1]
     assert half.contexts[4] == [9, 5]
     assert half.following.tolist() == [[2, 3], [3, 4], [4, -1], [-1, -1], [6, -1], [-1, -1]]
@@ -54,12 +54,18 @@ def test_positions_and_replay(script: Any) -> None:
     assert half.replay(np.array([0, 1, 0, 0, 0, 0])) == ([4, 2], [3, 2])
 
 
+def test_kinds_are_counted_apart(script: Any) -> None:
+    row = script.summarize([4, 2, 6], [2, 2, 2], ["a", "b", "a"], {"alpha": 0.5})
+    assert (row["kinds"], row["alpha"]) == ({"a": 2.5, "b": 1.0}, 0.5)
+    assert row["value"] == pytest.approx(2.0)
+
+
 def test_a_strategy_by_hand(script: Any) -> None:
     """Heads that know the answer: BPD accepts all of each slot's best tokens."""
     ids = np.tile(np.array([[[2, 7]], [[3, 7]], [[4, 7]], [[0, 7]]], np.int32), (1, 2, 1))
     ids[:, 1, 0] = [3, 4, 0, 0]
     scores = np.log(np.tile(np.array([0.9, 0.1], np.float32), (4, 2, 1)))
-    half = script.Half.of([KnownText([9, 8, 1, 2, 3, 4], 2, (ids, scores))])
+    half = script.Half.of([KnownText([9, 8, 1, 2, 3, 4], 2, (ids, scores))], ["a"])
     name, settings = next(script.strategies({}))
     assert name == "BPD"
     assert script.per_call(half, settings[0]) == 4 / 2
