@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
 LIMITS = {"files": 190, "lines": 29_800, "public names": 126}
 OPTIONS = 185
-STEP = {"files": 20, "lines": 4_200, "functions": 67}
+STEP = {"files": 20, "lines": 4_200, "functions": 72}  # by what a step measures
 
 
 def test_files_lines_and_public_names() -> None:
