@@ -14,7 +14,7 @@
 //
 // Exact: the fused search with sums instead of maxima (fused_engine.h), then best-first expansion.
 // Masses are rounded to the score grid, so that equal ones are equal: at most 3e-8 a slot.
-// Cost: rows * top_k exponentials, max_nodes * top_k heap entries. docs/search.md has the proof.
+// Cost: rows * top_k exponentials, max_nodes * top_k heap entries. docs/concepts.md has the proof.
 #ifndef LATTICE_BPD_DRAFT_FIND_TREE_H_
 #define LATTICE_BPD_DRAFT_FIND_TREE_H_
 

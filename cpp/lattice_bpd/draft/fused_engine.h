@@ -1,6 +1,6 @@
 // Engine "fused": the exact p best paths without an FST, straight from the packed LM.
 //
-// docs/search.md has the algorithm, why it is exact, and its cost. In short: only n-grams of the
+// docs/concepts.md has the algorithm, why it is exact, and its cost. In short: only n-grams of the
 // LM that match a candidate of the next slot (hits) can make two paths differ, and there are few.
 //   1. forward, slot by slot: find the hits; a history with a hit becomes a row, one without is
 //      its suffix plus a constant

@@ -1,6 +1,6 @@
 // The fused search itself, compiled once for each instruction set (fused_scalar.cc, fused_avx2.cc,
 // fused_avx512.cc, fused_neon.cc). `Simd` has the few operations that differ; fused_scalar.h says
-// what each must do. docs/search.md has the proof; names are the same there.
+// what each must do. docs/concepts.md has the proof; names are the same there.
 //
 // Everything is in an anonymous namespace on purpose: each translation unit must keep its own
 // copy, or the linker could hand AVX-512 code to the scalar build.

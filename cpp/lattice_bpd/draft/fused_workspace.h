@@ -1,5 +1,5 @@
 // The buffers that one thread's searches keep between calls, so that a warm call allocates
-// nothing. See docs/search.md for the words row, hit, lane and boundary.
+// nothing. See docs/concepts.md for the words row, hit, lane and boundary.
 #ifndef LATTICE_BPD_DRAFT_FUSED_WORKSPACE_H_
 #define LATTICE_BPD_DRAFT_FUSED_WORKSPACE_H_
 
