@@ -12,7 +12,7 @@ from lattice_bpd import _core
 
 
 class _Text(NamedTuple):
-    """A request's text; its tokens too, where somebody gets them when it ends."""
+    """A request's text; its tokens too, where `finish` receives them."""
 
     drafts: _core.MixtureText
     tenant: str
@@ -24,7 +24,7 @@ class RequestTexts:
 
     Args:
         mixture_of: the sources of a tenant.
-        finish: gets tenant and text (T,) of each request that ended; None: nobody.
+        finish: receives tenant and text (T,) of each request that ended; None: they are dropped.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RequestTexts:
         Args:
             names: (B,) of the requests.
             token_ids: (B,) their texts, (T,) ints each, the exact token last.
-            tenants: (B,) whom each is of; None: all of one.
+            tenants: (B,) tenant of each; None: all are of one.
         """
         texts = []
         for n, (name, tokens) in enumerate(zip(names, token_ids, strict=True)):

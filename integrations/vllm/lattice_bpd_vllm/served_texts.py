@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.atomic_files import replacing
+from lattice_bpd.draft.mixture import split_texts
 from lattice_bpd_vllm.options import CONFIG_KEY
 
 _FORMAT = "lattice-bpd served texts 1"
@@ -108,9 +109,8 @@ class ServedTexts:
                 f"{self._vocab_size}; give each model a file of its own"
             )
         for tenant, tokens in texts.items():
-            for text in np.split(tokens, np.flatnonzero(tokens < 0)):
-                if (text >= 0).any():
-                    self.add(tenant, np.ascontiguousarray(text[text >= 0], np.int32))
+            for text in split_texts(tokens):
+                self.add(tenant, np.ascontiguousarray(text, np.int32))
         self._is_saved = True
 
 

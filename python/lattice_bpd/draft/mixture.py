@@ -180,6 +180,16 @@ def source_names(num_lms: int, *, heads: bool, text: bool, store: bool) -> tuple
     return tuple(names)
 
 
+def split_texts(token_ids: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
+    """The texts of a `TextStore`, without empty ones.
+
+    Args:
+        token_ids: (T,) int32, of `tokens()`; -1 ends a text.
+    """
+    texts = (one[one >= 0] for one in np.split(token_ids, np.flatnonzero(token_ids < 0)))
+    return [text for text in texts if text.size]
+
+
 @dataclass
 class KnownText:
     """A text that the target has generated.

@@ -35,16 +35,6 @@ class GrowingTree:
     failed: bool = False
     children: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    @classmethod
-    def from_tree(cls, tree: PrefixTree) -> GrowingTree:
-        """The draft tokens of a tree whose log probabilities are known."""
-        grown, log_probs = cls(), tree.log_probs
-        assert log_probs is not None
-        nodes = zip(tree.token_ids[1:], tree.parents[1:], log_probs.tolist(), strict=True)
-        for token, parent, log_prob in nodes:
-            grown.add(token, parent - 1, log_prob)
-        return grown
-
     def add(self, token: int, parent: int, log_prob: float) -> int:
         """Adds a node, and returns its number."""
         node = self.children[parent, token] = len(self.token_ids)

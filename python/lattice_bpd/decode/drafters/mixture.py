@@ -16,7 +16,7 @@ from lattice_bpd.decode.drafters.drafter import Drafter, PerSequence
 from lattice_bpd.decode.drafters.head_candidates import HeadCandidates, read_head_candidates
 from lattice_bpd.decode.drafters.target_noise import draft_keys, rejects, target_noise
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
+from lattice_bpd.draft.mixture import Gates, make_mixture, source_names, split_texts
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.vocabulary import check_same_ids
@@ -69,9 +69,8 @@ class TextStore:
 
 def _restore_store(max_tokens: int, token_ids: npt.NDArray[np.int32]) -> TextStore:
     store = TextStore(max_tokens)
-    for text in np.split(token_ids, np.flatnonzero(token_ids < 0) + 1):
-        if text[text >= 0].size:
-            store.add(text[text >= 0])
+    for text in split_texts(token_ids):
+        store.add(text)
     return store
 
 
