@@ -1,7 +1,7 @@
 """Mutation testing: apply small code changes one at a time, run tests, report survivors.
 
-The mutations are listed in tests/mutations: a unique snippet of a source file, its replacement, and
-the tests that must fail under it. Everything runs in a copy of the work tree, build/mutate/tree.
+tests/mutations.txt lists the mutations: a unique snippet of a source file, its replacement, and the
+tests that must fail under it. Everything runs in a copy of the work tree, build/mutate/tree.
 Exits with status 1 where fewer than 95 % of the C++ or of the Python mutations are killed, and with
 status 2 where mutations no longer apply, do not build, or tests fail without any mutation.
 """
@@ -14,7 +14,6 @@ import json
 import os
 import re
 import resource
-import runpy
 import shutil
 import signal
 import subprocess
@@ -31,7 +30,7 @@ SCRATCH = ROOT / "build" / "mutate"
 TREE = SCRATCH / "tree"
 BUILD = SCRATCH / "cmake"
 CPP_TESTS = "lattice_bpd_tests"  # the executable of all tests/cpp/*_test.cc
-LISTS = ROOT / "tests" / "mutations"
+LIST = ROOT / "tests" / "mutations.txt"
 GOAL = 0.95
 # Of the tests of one mutation. Seconds of the processor, so that a busy machine kills no mutation;
 # seconds of the clock for what waits forever.
@@ -115,15 +114,26 @@ def say(text: str) -> None:
     print(f"mutate: {text}", flush=True)
 
 
-def load_mutations(kind: str, pattern: str) -> list[Mutation]:
-    """The mutations of tests/mutations/KIND_mutations.py whose names match."""
-    rows = runpy.run_path(str(LISTS / f"{kind}_mutations.py"))["MUTATIONS"]
-    mutations = [Mutation(*row) for row in rows]
+def load_mutations(text: str, pattern: str) -> dict[str, list[Mutation]]:
+    """The mutations of the list whose names match, of each kind; its first lines say the format."""
+    mutations = []
+    for section in text.split("\n== ")[1:]:
+        path, *entries = section.split("\n# ")
+        for title, *lines in map(str.splitlines, entries):
+            name, _, tests = title.partition(" | ")
+            find, replace = ("\n".join(x[1:] for x in lines if x[:1] == sign) for sign in "-+")
+            if not find or not tests or any(line[:1] not in ("-", "+") for line in lines):
+                raise MutateError(f"{LIST.name}: cannot read the mutation {title!r} of {path}")
+            mutations.append(Mutation(name, path, tests, find, replace))
     names = [mutation.name for mutation in mutations]
     doubled = {name for name in names if names.count(name) > 1}
     if doubled:
         raise MutateError(f"names that occur twice: {', '.join(sorted(doubled))}")
-    return [mutation for mutation in mutations if re.search(pattern, mutation.name)]
+    mutations = [mutation for mutation in mutations if re.search(pattern, mutation.name)]
+    return {
+        "Python": [mutation for mutation in mutations if mutation.path.endswith(".py")],
+        "C++": [mutation for mutation in mutations if not mutation.path.endswith(".py")],
+    }
 
 
 def update_tree() -> None:
@@ -149,7 +159,7 @@ def check_mutations(mutations: Sequence[Mutation]) -> None:
     stale = [f"  {m.name}: {problem}" for m in mutations if (problem := m.problem())]
     if stale:
         raise MutateError(
-            f"{len(stale)} mutations no longer apply; repair them in {LISTS.relative_to(ROOT)}:\n"
+            f"{len(stale)} mutations no longer apply; repair them in {LIST.relative_to(ROOT)}:\n"
             + "\n".join(stale)
         )
 
@@ -324,10 +334,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.nice(5)
     runs = {"Python": run_python, "C++": run_cpp}
     try:
-        selected = {
-            "Python": [] if args.cpp else load_mutations("python", args.only),
-            "C++": [] if args.python else load_mutations("cpp", args.only),
-        }
+        selected = load_mutations(LIST.read_text(encoding="utf-8"), args.only)
+        if args.cpp or args.python:
+            selected["Python" if args.cpp else "C++"] = []
         everything = [mutation for mutations in selected.values() for mutation in mutations]
         if not everything:
             raise MutateError(f"no mutation matches --only {args.only!r}")
