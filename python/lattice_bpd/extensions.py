@@ -1,15 +1,18 @@
-"""What other installed distributions add to lattice-bpd, by entry points.
+"""What may be installed beside the core: optional dependencies, and entry points.
 
 An entry point has a group, such as :data:`COMMANDS`, a name, such as the command that is typed,
-and a value ``module:function``.
+and a value ``module:function``. Optional dependencies are imported at first use.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 COMMANDS = "lattice_bpd.commands"
 """Group of ``add_parser(commands)``, by command; "ngram spark" is one of the core's ``ngram``."""
@@ -41,6 +44,8 @@ _KINDS = {COMMANDS: "command", TARGETS: "kind of target", HEAD_FORMATS: "format 
 
 def find_extensions(group: str) -> dict[str, EntryPoint]:
     """The installed entry points of a group, by name, in alphabetical order."""
+    from importlib.metadata import entry_points  # slow
+
     return {point.name: point for point in sorted(entry_points(group=group), key=lambda p: p.name)}
 
 
@@ -126,3 +131,27 @@ def _add_failing(
 
 def _fail(error: ImportError, _: argparse.Namespace) -> None:
     raise error
+
+
+def require(module: str, extra: str) -> Any:
+    """Imports an optional module.
+
+    Args:
+        module: Its import name, such as ``"pywrapfst"``.
+        extra: What installs it: an extra of lattice-bpd, such as ``"openfst"``, or a distribution
+            of an add-on, ``"lattice-bpd-spark"``.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: It is not installed; the message has the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        source = extra if extra.startswith("lattice-bpd") else f"'lattice-bpd[{extra}]'"
+        raise ImportError(
+            f"{module} is required and cannot be imported ({error}); "
+            f"install it with: pip install {source}"
+        ) from error

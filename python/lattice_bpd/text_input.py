@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 
 STANDARD_INPUT = "-"
 BOM = b"\xef\xbb\xbf"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lattice_bpd import _core
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.text_input import parse_json, read_text, refuse_foreign
 
 StrPath = str | os.PathLike[str]

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 import lattice_bpd.build.build  # noqa: F401  (before a scene replaces what it imports)
-from lattice_bpd.build.live import PlainResult
+from lattice_bpd.build.report import PlainResult
 from lattice_bpd.cli.heads_option import ModelFolders
-from lattice_bpd.lm.evaluation import TextScore
-from lattice_bpd.lm.info import LevelInfo, LmInfo
+from lattice_bpd.lm.convert import LevelInfo, LmInfo
+from lattice_bpd.lm.training import TextScore
 from lattice_bpd.train.responses.prompts import Chat
 from lattice_bpd_kim2024.demo.recipe import QUICK
 from lattice_bpd_kim2024.record.write import RecordOptions
@@ -178,7 +178,7 @@ READ_LM = "lattice_bpd.lm.convert.read_lm"
 WRITE_LM = "lattice_bpd.lm.convert.write_lm"
 LOAD_LM = "lattice_bpd.NGramLM.load"
 LOAD_TOKENIZER = "lattice_bpd.cli.files.load_tokenizer"
-FIND_STOP_TOKENS = "lattice_bpd.models.stop_tokens.find_stop_tokens"
+FIND_STOP_TOKENS = "lattice_bpd.models.checkpoint.find_stop_tokens"
 FIND_RECORDS = "lattice_bpd_kim2024.record.files.find_records"
 READ_RECORD = "lattice_bpd_kim2024.record.files.read_record"
 READ_RESULTS = "lattice_bpd_kim2024.lab.results.read_results"
@@ -221,7 +221,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.cli.files.load_causal_lm": lambda path: Stub(str(path)),
                 "transformers.AutoTokenizer.from_pretrained": Stub("tokenizer"),
                 "lattice_bpd.train.responses.prompts.read_chats": returns([]),
-                "lattice_bpd.build.plan.make_plan": END,
+                "lattice_bpd.build.report.make_plan": END,
                 "lattice_bpd.build.build.build_drafter": END,
             },
         ),
@@ -249,7 +249,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 "lattice_bpd.train.responses.prompts.encode_prompt": lambda _, messages, *__: list(
                     messages[0]["content"].encode()
                 ),
-                "lattice_bpd.build.live.generate_plainly": lambda *_: PlainResult([65], 1.0),
+                "lattice_bpd.build.report.generate_plainly": lambda *_: PlainResult([65], 1.0),
             },
         ),
         "certify": Scene(
@@ -411,7 +411,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         "ngram train": Scene(
             {"inputs": ["text.txt"], "output": ["out.lm"]},
             {
-                "lattice_bpd.train.ngram.counts_file.is_counts_file": returns(False),
+                "lattice_bpd.train.ngram.corpus_lm.is_counts_file": returns(False),
                 CORPUS: Stub("corpus"),
                 "lattice_bpd.train.train_corpus": lm,
                 WRITE_LM: END,
@@ -477,7 +477,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         ),
         "ngram info": Scene(
             {"lms": ["a.lm"]},
-            {"lattice_bpd.lm.info.describe_lm": INFO},
+            {"lattice_bpd.lm.convert.describe_lm": INFO},
             {"a.lm": "", "changed": ""},
         ),
         "ngram evaluate": Scene(

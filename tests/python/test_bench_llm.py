@@ -62,7 +62,7 @@ def test_small_run(
     bench: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from lattice_bpd import NGramLM
-    from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+    from lattice_bpd.decode.strategies import DrafterFile
     from lattice_bpd.draft.config import DraftConfig
 
     path, lm = folder / "figures.json", folder / "own.lm"

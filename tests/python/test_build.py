@@ -14,7 +14,7 @@ from lattice_bpd.build import choice as choice_module
 from lattice_bpd.build.build import build_drafter
 from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
 from lattice_bpd.build.job import BuildJob, split_chats
-from lattice_bpd.build.plan import make_plan
+from lattice_bpd.build.report import make_plan
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd.draft.mixture import KnownText

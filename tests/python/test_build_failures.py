@@ -16,8 +16,7 @@ import transformers
 from lattice_bpd.build import build as build_module
 from lattice_bpd.build.bootstrap import Interval
 from lattice_bpd.build.choice import Choice, Step
-from lattice_bpd.build.live import LiveResult
-from lattice_bpd.build.report import BuildResult, describe_drafter
+from lattice_bpd.build.report import BuildResult, LiveResult, describe_drafter
 from lattice_bpd.cli import main
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.draft.mixture import Gates

@@ -18,7 +18,7 @@ from lattice_bpd.build import build as build_module
 from lattice_bpd.build.build import _fingerprint
 from lattice_bpd.cli import main
 from lattice_bpd.decode import CustomGenerate, load_drafter
-from lattice_bpd.decode.strategies.drafter_file import DrafterFile, read_drafter_file
+from lattice_bpd.decode.strategies import DrafterFile, read_drafter_file
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.models import load_heads
 from lattice_bpd_llama_cpp import NGramDraftModel

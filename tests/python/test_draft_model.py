@@ -34,7 +34,7 @@ from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
 from lattice_bpd.decode.drafters.proposals import propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import load_llama2c
 from lattice_bpd.verify import PrefixTree, Rejection

@@ -8,8 +8,7 @@ import pytest
 
 import golden
 from lattice_bpd import FormatError, NGramLM
-from lattice_bpd.lm.convert import FORMATS, read_kenlm, read_lm, write_lm
-from lattice_bpd.lm.info import describe_lm
+from lattice_bpd.lm.convert import FORMATS, describe_lm, read_kenlm, read_lm, write_lm
 
 WORDS = ["a", "b", "c", "d", "e"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 190, "lines": 29_800, "public names": 126}
+LIMITS = {"files": 174, "lines": 29_620, "public names": 126}
 OPTIONS = 185
 STEP = {"files": 20, "lines": 4_200, "functions": 72}  # by what a step measures
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlavaConfig
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.models.stop_tokens import find_stop_tokens
+from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd_kim2024.small_models import build_small_gpt, train_byte_bpe
 
 TEXT = "the cat sat on the mat and the dog ran to the cat, while it rained all day long\n" * 9

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2] / "python"
 # Imports go to an earlier entry of a list, or stay within the entry; see docs/design.md.
 LAYERS = {
     "": [
-        "_core extras arguments extensions", "text_input",
+        "_core arguments extensions", "text_input",
         "token_ids vocabulary watcher atomic_files openai_server",
         "lattice lm",
         "draft", "models", "verify", "decode", "train", "build", "conformance",

@@ -20,7 +20,7 @@ from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, MedusaHeads, OtherTargetWarning
 from lattice_bpd.models.checkpoint import copy_heads
-from lattice_bpd.models.target_sample import TargetSample, _differ
+from lattice_bpd.models.head_files import TargetSample, _differ
 
 PROMPT = looping_text(12, seed=5).tolist()
 

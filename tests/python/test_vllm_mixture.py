@@ -18,7 +18,7 @@ import torch
 from fake_vllm import SLOTS, VOCAB, PerfectHeads, Request, Target, config_of, continuation, vllm
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.build.call_costs import read_costs
-from lattice_bpd.models.vocabulary_heads import VocabularyHeads
+from lattice_bpd.models.heads import VocabularyHeads
 from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
 from lattice_bpd_vllm.draft_lengths import DraftLengths

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from lattice_bpd.decode.strategies.drafter_file import DrafterFile, find_lm, read_drafter_file
+from lattice_bpd.decode.strategies import DrafterFile, find_lm, read_drafter_file
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.mixture import Gates
 from lattice_bpd.lm.ngram import NGramLM

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.token_ids import Int32Array, Int64Array
 from lattice_bpd_spark.read import SparkCorpus, Vocabulary, read_sequences
 from lattice_bpd_spark.session import clear_errors, guarded

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.lm.training import checked_min_counts, warn_of_counts
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd_spark.count import SparkCounts, Summary, UInt64Array, count_counts

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd._core import FormatError
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd_spark.read import Vocabulary
 from lattice_bpd_spark.session import clear_errors, guarded

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd_spark.lm import GROUPED, SparkLM
 from lattice_bpd_spark.session import clear_errors, guarded
 from lattice_bpd_spark.shuffle import Bucket, PairBuckets, close, group, map_buckets, to_rows

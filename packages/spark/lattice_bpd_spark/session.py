@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

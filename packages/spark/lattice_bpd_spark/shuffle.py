@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd_spark.session import guarded
 

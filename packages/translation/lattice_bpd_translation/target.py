@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from lattice_bpd.models.adapters import refuse_adapters
+from lattice_bpd.models.hooks import in_this_thread, refuse_adapters
 from lattice_bpd.models.lm_call import call_forward, find_max_positions, pass_cache
 from lattice_bpd.models.model_facts import has_own_call
-from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.call_limits import CallLimits, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.target import TargetOutput

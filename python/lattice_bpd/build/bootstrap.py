@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 SAMPLES = 2000
 LEVEL = 0.95
+FEWEST_TEXTS = 5  # with fewer an interval says nothing
 Array = npt.NDArray[np.float64]
 
 

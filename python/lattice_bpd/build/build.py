@@ -27,20 +27,24 @@ from lattice_bpd.build.choice import (
     choose_sources,
 )
 from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
-from lattice_bpd.build.live import decode_live
-from lattice_bpd.build.plan import make_plan, make_server
-from lattice_bpd.build.report import BuildResult, describe_drafter
+from lattice_bpd.build.report import (
+    BuildResult,
+    decode_live,
+    describe_drafter,
+    make_plan,
+    make_server,
+)
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+from lattice_bpd.decode.strategies import DrafterFile
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.mixture import KnownText
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
+from lattice_bpd.models.checkpoint import find_stop_tokens
+from lattice_bpd.models.head_files import TargetSample
+from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.models.lm_call import find_max_positions
-from lattice_bpd.models.stop_tokens import find_stop_tokens
-from lattice_bpd.models.target_sample import TargetSample
-from lattice_bpd.models.vocabulary_heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt, read_chats
 from lattice_bpd.train.responses.store import ResponseStore

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.build.bootstrap import Interval, compare_paired
-from lattice_bpd.build.job import FEWEST_TEXTS
+from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, compare_paired
 from lattice_bpd.draft.mixture import Gates, KnownText, fit_to_texts, make_mixture, replay_text
 from lattice_bpd.lm.ngram import NGramLM
 

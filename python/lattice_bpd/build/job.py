@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lattice_bpd.build.bootstrap import FEWEST_TEXTS
+
 FEWEST_CHATS = 3  # one each to train on, to fit the gates to and to measure
-FEWEST_TEXTS = 5  # to measure; below, an interval says nothing
 _HELD_OUT = 0.1  # of the conversations, to measure; as many to fit the gates
 
 

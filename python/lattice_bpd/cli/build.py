@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lattice_bpd.build.job import BuildJob
-    from lattice_bpd.build.plan import Plan
+    from lattice_bpd.build.report import Plan
 
 _EPILOG = """examples:
   lattice-bpd build MODEL --prompts prompts.jsonl -o my-drafter
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.files import find_model, load_causal_lm
     from lattice_bpd.cli.heads_option import has_encoder_decoder
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.extras import require
+    from lattice_bpd.extensions import require
 
     if not args.prompts and not args.responses:
         raise ValueError("build: no prompts; expected --prompts FILE, or --responses FILE")
@@ -114,8 +114,7 @@ def run(args: argparse.Namespace) -> None:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
     from lattice_bpd.build.build import build_drafter
-    from lattice_bpd.build.plan import make_plan
-    from lattice_bpd.build.report import describe_drafter
+    from lattice_bpd.build.report import describe_drafter, make_plan
     from lattice_bpd.train.responses.prompts import read_chats
 
     if args.dry_run:

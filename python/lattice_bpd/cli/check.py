@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         OSError: the JSON file cannot be written.
     """
     from lattice_bpd.cli.progress import quiet_transformers
-    from lattice_bpd.extras import require
+    from lattice_bpd.extensions import require
 
     require("torch", "torch")
     quiet_transformers()

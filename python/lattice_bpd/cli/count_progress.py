@@ -9,7 +9,7 @@ from typing import Any
 
 from lattice_bpd.cli.heartbeat import Heartbeat, describe_memory
 from lattice_bpd.cli.progress import LINE_INTERVAL, make_bar
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.train import CountingProgress
 
 _BAR_INTERVAL = 0.1  # seconds

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lattice_bpd import text_input
 from lattice_bpd.atomic_files import is_special
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

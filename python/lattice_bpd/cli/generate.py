@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd.cli.draft_options import add_draft_options, list_strategies, read_draft_options
 from lattice_bpd.cli.heads_option import add_heads_option, check_folders
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 
 if TYPE_CHECKING:
-    from lattice_bpd.build.live import PlainResult
+    from lattice_bpd.build.report import PlainResult
     from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
     from lattice_bpd.verify import Acceptance
 
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.files import check_vocabulary
     from lattice_bpd.decode import load_drafter
-    from lattice_bpd.models.stop_tokens import find_stop_tokens
+    from lattice_bpd.models.checkpoint import find_stop_tokens
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
@@ -216,7 +216,7 @@ def _decode(
     result: Any = generate(model, ids, drafter, **options)
     if not args.compare:
         return result, None
-    from lattice_bpd.build.live import generate_plainly
+    from lattice_bpd.build.report import generate_plainly
 
     limit, stops = options["max_new_tokens"], options["stop_token_ids"]
     base = getattr(model, "base", model)
@@ -231,7 +231,7 @@ def _read_drafter(args: argparse.Namespace) -> None:
         ValueError: options that the file has, or an LM where it uses none.
     """
     require("torch", "torch")
-    from lattice_bpd.decode.strategies.drafter_file import find_drafter_file, read_drafter_file
+    from lattice_bpd.decode.strategies import find_drafter_file, read_drafter_file
     from lattice_bpd.models.checkpoint import has_heads
 
     path = find_drafter_file(args.drafter)

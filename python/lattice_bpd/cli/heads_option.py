@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lattice_bpd.cli.files import require_folder
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 
 
 def add_heads_option(parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
         ValueError: token ids outside an LM's vocabulary.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.lm.evaluation import compare_lines
+    from lattice_bpd.lm.training import compare_lines
 
     sequences = read_sequences(args.text, args.tokenizer)
     scores = {}

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
         ValueError: a file that is not an LM, or is damaged.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.lm.info import describe_lm
+    from lattice_bpd.lm.convert import describe_lm
 
     for path in args.lms:
         info = describe_lm(path)

@@ -114,7 +114,7 @@ def _all_counts(inputs: list[str]) -> bool:
     Raises:
         ValueError: only some are.
     """
-    from lattice_bpd.train.ngram.counts_file import is_counts_file
+    from lattice_bpd.train.ngram.corpus_lm import is_counts_file
 
     is_counts = [is_counts_file(name) for name in inputs]
     if any(is_counts) and not all(is_counts):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.cli.heartbeat import describe_memory
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 
 if TYPE_CHECKING:
     from rich.console import Console

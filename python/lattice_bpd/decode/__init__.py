@@ -30,8 +30,7 @@ from lattice_bpd.decode.loop.loop import DecodeResult
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.decode.strategies.drafter_file import load_drafter
-from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.decode.strategies import DraftSources, load_drafter, make_drafter
 
 __all__ = [
     "Certificate",

@@ -13,16 +13,22 @@ kept per thread and reused.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import sys
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd import _core
+
 if TYPE_CHECKING:
     import torch
+
 
 Float32Array = npt.NDArray[np.float32]
 Int32Array = npt.NDArray[np.int32]
@@ -182,3 +188,26 @@ def _upload(buffer: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, t
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
     return block, event
+
+
+@cache
+def use_torch_threads() -> None:
+    """Makes the core's parallel calls run on torch's threads, as many as torch is set to.
+
+    For callers whose logits torch has just computed on the CPU. Torch's threads spin for some
+    milliseconds after each call, so other threads would share cores with them. Where torch has one
+    thread, in forked children, and with a torch before 2.10, which does not offer its threads, the
+    core uses threads of its own.
+    """
+    library = ctypes.CDLL(sys.modules["torch"]._C.__file__)  # finds what it was linked with too
+    try:
+        functions = library.torch_parallel_for, library.torch_get_num_threads
+    except AttributeError:
+        return
+    _core.use_thread_team(*map(_address, functions))
+
+
+def _address(function: Any) -> int:
+    value = ctypes.cast(function, ctypes.c_void_p).value
+    assert value is not None
+    return value

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.lattice.device import top_k_on_device
-from lattice_bpd.lattice.torch_threads import use_torch_threads
+from lattice_bpd.lattice.device import top_k_on_device, use_torch_threads
 from lattice_bpd.token_ids import check_has_values
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Float32Array, Int32Array, check_shape, select_top_k
 from lattice_bpd.token_ids import check_has_values, to_token_ids

@@ -1,11 +1,16 @@
 """Language models that score lattices: training, files, evaluation."""
 
 from lattice_bpd.lm.arpa_files import read_arpa_words
-from lattice_bpd.lm.convert import read_kenlm, read_lm, write_lm
-from lattice_bpd.lm.evaluation import TextScore, compare_lines
-from lattice_bpd.lm.info import LmInfo, describe_lm
+from lattice_bpd.lm.convert import LmInfo, describe_lm, read_kenlm, read_lm, write_lm
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.lm.training import KatzWarning, RaggedIds, SmoothingWarning, count_ngrams
+from lattice_bpd.lm.training import (
+    KatzWarning,
+    RaggedIds,
+    SmoothingWarning,
+    TextScore,
+    compare_lines,
+    count_ngrams,
+)
 from lattice_bpd.vocabulary import read_words
 
 __all__ = [

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.lm.arpa_files import open_arpa, write_gzip
-from lattice_bpd.lm.evaluation import TextScore
 from lattice_bpd.lm.training import (
     RaggedIds,
+    TextScore,
     checked_min_counts,
     flatten_sequences,
     flatten_targets,

@@ -14,20 +14,18 @@ except ImportError as error:
         "decoding need torch and transformers; run: pip install 'lattice-bpd[torch]'"
     ) from error
 
-from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput
+from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput, load_medusa
 from lattice_bpd.models.checkpoint import load_heads
-from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.head_files import OtherTargetWarning
+from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads
 from lattice_bpd.models.llama2c import load_llama2c
-from lattice_bpd.models.medusa import MedusaHeads
-from lattice_bpd.models.medusa_checkpoint import (
+from lattice_bpd.models.medusa import (
+    MedusaHeads,
     SharedBlocksWarning,
     load_medusa_heads,
     save_medusa,
 )
-from lattice_bpd.models.medusa_model import load_medusa
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
-from lattice_bpd.models.target_sample import OtherTargetWarning
-from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
 __all__ = [
     "BlockwiseHeads",

@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
@@ -32,14 +37,19 @@ from lattice_bpd.models.first_head import (
     save_first_head,
 )
 from lattice_bpd.models.head_files import HeadFiles, staged_folder
-from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
-from lattice_bpd.models.medusa import MEDUSA_FILES, MedusaHeads
-from lattice_bpd.models.medusa_checkpoint import (
+from lattice_bpd.models.heads import (
+    BLOCKWISE_FILES,
+    VOCABULARY_FILES,
+    BlockwiseHeads,
+    VocabularyHeads,
+)
+from lattice_bpd.models.medusa import (
     HEADS_ALONE,
+    MEDUSA_FILES,
+    MedusaHeads,
     is_medusa_checkpoint,
     load_medusa_heads,
 )
-from lattice_bpd.models.vocabulary_heads import VOCABULARY_FILES, VocabularyHeads
 
 _HEAD_FILES: dict[Any, HeadFiles] = {
     BlockwiseHeads: BLOCKWISE_FILES,
@@ -263,3 +273,43 @@ def load_target(directory: Path, **options: Any) -> PreTrainedModel:
         ) from error
     load_first_head(base, directory)
     return base
+
+
+def find_stop_tokens(model: Any, tokenizer: Path | None = None) -> frozenset[int]:
+    """The tokens that end a text: those of the first source that names any.
+
+    The sources are the model's generation config, which `model.generate` reads; its config; and the
+    tokenizer's EOS token. Ids that the model cannot generate, such as -1, end no text.
+
+    Args:
+        model: a causal LM or an encoder-decoder of `transformers`, or a BlockwiseLM.
+        tokenizer: the tokenizer's file, with its tokenizer_config.json in the same folder.
+
+    Returns:
+        Token ids, 0..V-1; none if no source names any.
+    """
+    base = getattr(model, "base", model)
+    config = getattr(base, "config", None)
+    text_config = config.get_text_config(decoder=True) if config is not None else None
+    for source in (getattr(base, "generation_config", None), config, text_config):
+        ends = getattr(source, "eos_token_id", None)
+        if ends is not None:
+            break
+    else:
+        ends = None if tokenizer is None else _read_eos(tokenizer.parent)
+    if ends is None:
+        return frozenset()
+    limit = getattr(text_config, "vocab_size", None)
+    ids = {int(token) for token in (ends if isinstance(ends, (list, tuple)) else [ends])}
+    return frozenset(token for token in ids if token >= 0 and (limit is None or token < limit))
+
+
+def _read_eos(folder: Path) -> Any:
+    """The EOS token of a tokenizer's folder; None if it names none or cannot be loaded."""
+    for kind in (AutoTokenizer, PreTrainedTokenizerFast):  # the second for a class of its own
+        try:
+            tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception:  # many kinds
+            continue
+        return tokenizer.eos_token_id
+    return None

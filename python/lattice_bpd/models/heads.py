@@ -1,19 +1,24 @@
-"""The extra prediction heads of blockwise parallel decoding.
+"""Draft heads on the target's last hidden state.
 
-Head 1 is the target's own output embedding. Heads 2..h are here: each is a feed-forward network
-with one hidden layer and a residual connection on the target's last hidden state; its output goes
-through the target's output embedding, so no head has a V-sized matrix (Stern et al. 2018, section
-6; Kim et al. 2024, section 4).
+Head 1 is the target's own output embedding. `BlockwiseHeads` are heads 2..h: each is a feed-forward
+network with one hidden layer and a residual connection; its output goes through the target's output
+embedding, so no head has a V-sized matrix (Stern et al. 2018, section 6; Kim et al. 2024, section
+4). `VocabularyHeads` know the exact token and draft within the target's most frequent tokens: slot
+j adds a feed-forward network on [norm(hidden state), norm(embedding of the exact token)] to the
+hidden state, and projects the sum by the output embedding's rows of the draft vocabulary, a
+fraction of the cost of a whole vocabulary, in training and in decoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.head_files import HeadFiles, SavedHeads
 
 BLOCKWISE_FILES = HeadFiles(
@@ -115,3 +120,146 @@ class BlockwiseHeads(SavedHeads):
             inner_weight, inner_bias = inner_weight[: count * size], inner_bias[: count * size]
             weight, bias = weight[: count * width], bias[:count]
         return inner_weight, inner_bias, weight.view(-1, width, size), bias
+
+
+VOCABULARY_FILES = HeadFiles(
+    "heads",
+    {"num_slots": 1, "hidden_size": 1, "inner_size": 1, "draft_vocab_size": 1, "vocab_size": 1},
+    {"reads_exact_token": True},
+)
+_TOP_K = 64  # candidates of a slot
+
+
+class VocabularyHeads(SavedHeads):
+    """H feed-forward heads over a draft vocabulary.
+
+    Args:
+        token_ids: (K,) ints, the draft vocabulary: token ids of the target, each once.
+        hidden_size: D, the width of the target's last hidden state.
+        vocab_size: V of the target.
+        num_slots: H; slot 0 predicts the token after the exact one.
+        inner_size: F, the width of each network's hidden layer.
+        reads_exact_token: whether the networks read the exact token; False: the hidden state
+            alone, as in Kim et al. 2024.
+
+    Attributes:
+        trained_on: a sample of the weights of the target that they were trained on, if known.
+
+    Raises:
+        ValueError: a size below 1, or token ids that are outside 0..V-1 or occur twice.
+    """
+
+    files = VOCABULARY_FILES
+
+    def __init__(
+        self,
+        token_ids: Sequence[int] | Tensor,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        num_slots: int = 5,
+        inner_size: int = 1024,
+        reads_exact_token: bool = True,
+    ) -> None:
+        super().__init__()
+        ids = torch.as_tensor(token_ids, dtype=torch.int64)
+        sizes = (len(ids), hidden_size, vocab_size, num_slots, inner_size)
+        if min(sizes) < 1:
+            raise ValueError(f"VocabularyHeads: sizes are {sizes}; expected 1 or more of each")
+        self.hidden_size, self.vocab_size, self.num_slots = hidden_size, vocab_size, num_slots
+        self.inner_size, self.reads_exact_token = inner_size, reads_exact_token
+        self.token_ids: Tensor
+        self.register_buffer("token_ids", ids)
+        self.inner = nn.Linear(hidden_size * (1 + reads_exact_token), num_slots * inner_size)
+        # Zero: each head starts as a copy of the target's own prediction.
+        self.outer_weight = nn.Parameter(torch.zeros(num_slots * hidden_size, inner_size))
+        self.outer_bias = nn.Parameter(torch.zeros(num_slots, hidden_size))
+        self._target: tuple[Any, Any, Tensor, Tensor | None] | None = None
+        if not ids.is_meta:
+            self._check_tensors()
+
+    def attach(self, base: Any) -> None:
+        """Use the embeddings of a target, which are not copied but for the draft vocabulary's rows.
+
+        Args:
+            base: a causal LM of transformers, on the heads' device.
+
+        Raises:
+            ValueError: another width or vocabulary.
+        """
+        output = base.get_output_embeddings()
+        found, expected = tuple(output.weight.shape), (self.vocab_size, self.hidden_size)
+        if found != expected:
+            raise ValueError(
+                f"VocabularyHeads: the heads are for an output embedding of shape {expected}, the "
+                f"target has one of {found}; use heads that were trained on this target"
+            )
+        bias = getattr(output, "bias", None)
+        rows = output.weight.detach()[self.token_ids]
+        bias = None if bias is None else bias.detach()[self.token_ids]
+        self._target = base.get_input_embeddings(), output, rows, bias
+
+    def draft_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+        """Logits over the draft vocabulary.
+
+        Args:
+            hidden: (N, D) float, the states that predicted the exact tokens.
+            exact_tokens: (N,) int64; None: the target's argmax.
+
+        Returns:
+            (N, H, K) float.
+        """
+        if self._target is None:
+            raise ValueError("VocabularyHeads: no target; call attach(model) first")
+        embed, output, rows, bias = self._target
+        inputs = F.rms_norm(hidden, (self.hidden_size,))
+        if self.reads_exact_token:
+            with torch.no_grad():
+                if exact_tokens is None:
+                    exact_tokens = output(hidden).argmax(dim=-1)
+                embedded = F.rms_norm(embed(exact_tokens), (self.hidden_size,)).to(inputs.dtype)
+            inputs = torch.cat([inputs, embedded], dim=-1)
+        inner = F.silu(self.inner(inputs)).view(len(hidden), self.num_slots, -1).transpose(0, 1)
+        weight = self.outer_weight.view(self.num_slots, self.hidden_size, -1).transpose(1, 2)
+        change = torch.bmm(inner, weight).transpose(0, 1)  # (N, H, D)
+        states = hidden.unsqueeze(1) + self.outer_bias + change
+        return F.linear(states.to(rows.dtype), rows, bias)
+
+    def lattice(self, hidden: Tensor, exact_tokens: Tensor) -> LatticeInput:
+        """The best candidates of each slot, with log probabilities over the draft vocabulary.
+
+        Args:
+            hidden: (N, D) float.
+            exact_tokens: (N,) int64.
+        """
+        log_probs = self.draft_logits(hidden, exact_tokens).float().log_softmax(dim=-1)
+        best = log_probs.topk(min(_TOP_K, log_probs.shape[-1]), dim=-1)
+        return LatticeInput(self.token_ids[best.indices], best.values, are_log_probs=True)
+
+    def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+        """See HeadSource: (..., H, V) logits, -inf outside the draft vocabulary."""
+        rows = hidden.reshape(-1, self.hidden_size)
+        tokens = None if exact_tokens is None else exact_tokens.reshape(-1)
+        logits = self.draft_logits(rows, tokens)
+        whole = logits.new_full((*logits.shape[:2], self.vocab_size), float("-inf"))
+        whole.index_copy_(2, self.token_ids, logits)
+        return whole.view(*hidden.shape[:-1], self.num_slots, self.vocab_size)
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """K, tokens of the draft vocabulary."""
+        return len(self.token_ids)
+
+    @classmethod
+    def _from_sizes(cls, sizes: dict[str, Any]) -> VocabularyHeads:
+        size = sizes.pop("draft_vocab_size")
+        return cls(torch.empty(size, dtype=torch.int64), **sizes)
+
+    def _check_tensors(self) -> None:
+        ids = self.token_ids.tolist()
+        low, high, distinct = min(ids), max(ids), len(set(ids))
+        if low < 0 or high >= self.vocab_size or distinct != len(ids):
+            raise ValueError(
+                f"VocabularyHeads: the draft vocabulary has token ids {low}..{high}, {distinct} of "
+                f"{len(ids)} distinct; expected distinct ids in 0..{self.vocab_size - 1}"
+            )

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
-from lattice_bpd.models.adapters import refuse_adapters
+from lattice_bpd.models.hooks import in_this_thread, refuse_adapters
 from lattice_bpd.models.model_facts import facts_of, has_own_call
-from lattice_bpd.models.thread_hooks import in_this_thread
 
 _PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids for comparisons
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, ref
 from torch import Tensor, nn
 from torch.nn.modules import module as globals_of_modules
 
-from lattice_bpd.models.thread_hooks import is_own
+from lattice_bpd.models.hooks import is_own
 
 _FACTS: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()
 

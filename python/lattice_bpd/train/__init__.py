@@ -2,12 +2,13 @@
 
 from lattice_bpd.train.ngram.corpus_lm import (
     CountingProgress,
+    CountsInfo,
     count_corpus,
     merge_counts,
+    read_counts_info,
     train_corpus,
     train_counts,
 )
-from lattice_bpd.train.ngram.counts_file import CountsInfo, read_counts_info
 from lattice_bpd.train.text.corpus import Corpus
 
 __all__ = [

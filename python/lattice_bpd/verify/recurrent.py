@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from lattice_bpd.models.hooks import as_own, in_this_thread
 from lattice_bpd.models.lm_call import LMOutput
 from lattice_bpd.models.model_facts import facts_of
-from lattice_bpd.models.thread_hooks import as_own, in_this_thread
 from lattice_bpd.verify.cache_probe import read_tokens
 from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory
 from lattice_bpd.verify.rounding import logits_match

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from lattice_bpd.extensions import TARGETS, load_extension
-from lattice_bpd.models.adapters import refuse_adapters
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.hooks import refuse_adapters
 from lattice_bpd.models.lm_call import (
     CACHE_NAMES,
     LMOutput,

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.models.blockwise import BlockwiseLM
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.text_input import parse_json, read_text
 
 if TYPE_CHECKING:

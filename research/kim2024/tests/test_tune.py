@@ -22,8 +22,7 @@ from lattice_bpd.decode import PBestDrafter, TreeDrafter, generate, load_drafter
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, NoDrafter
 from lattice_bpd.decode.drafters.chain import ChainDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
-from lattice_bpd.decode.strategies.drafter_file import DrafterFile, read_drafter_file
-from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.decode.strategies import DrafterFile, DraftSources, make_drafter, read_drafter_file
 from lattice_bpd.draft import MixtureScorer, TransitionScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM

@@ -11,7 +11,7 @@ import numpy as np
 
 from lattice_bpd.decode.constraint.automaton_state import MergedStates
 from lattice_bpd.decode.constraint.protocol import Mask
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 
 _WHERE = "GuidanceConstraint"
 _SPACE = "\u2581"  # SentencePiece's symbol for a space

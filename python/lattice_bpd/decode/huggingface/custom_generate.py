@@ -53,7 +53,7 @@ from lattice_bpd.decode.state.batch_rules import rules_of_rows
 from lattice_bpd.decode.state.heads import HeadsOrCallable
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.token_records import TokenRecords
-from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.models.lm_call import CACHE_NAMES, build_inputs
 from lattice_bpd.verify.acceptance.rules import Acceptance

@@ -44,7 +44,7 @@ from lattice_bpd.decode.state.text_rules import (
     prepare_rules,
 )
 from lattice_bpd.decode.state.token_records import TokenRecords
-from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig, check_used
 from lattice_bpd.verify.acceptance.rules import Acceptance
 

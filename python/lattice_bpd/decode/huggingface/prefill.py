@@ -16,8 +16,8 @@ from transformers.generation import utils as generation_utils
 
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
+from lattice_bpd.models.hooks import in_this_thread
 from lattice_bpd.models.lm_call import pass_cache, read_features
-from lattice_bpd.models.thread_hooks import in_this_thread
 from lattice_bpd.verify.cache import get_width
 from lattice_bpd.verify.target import TargetOutput
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.first_head import project_states
-from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads
 from lattice_bpd.models.medusa import MedusaHeads
 from lattice_bpd.models.sources import HeadSource, check_heads
-from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.vocabulary import check_same_ids
 
 if TYPE_CHECKING:

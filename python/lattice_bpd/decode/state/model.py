@@ -17,8 +17,8 @@ from lattice_bpd.decode.state.heads import (
 )
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.head_files import warn_of_other_target
 from lattice_bpd.models.lm_call import unwrap_model
-from lattice_bpd.models.target_sample import warn_of_other_target
 from lattice_bpd.verify.target import CausalLMTarget, build_target
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.draft.scorers.protocol import Int32Array, Int64Array, TransitionScorer
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.lm.training import optional_id
 from lattice_bpd.vocabulary import StrPath, Vocab, read_words
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.models.target_sample import TargetSample
+from lattice_bpd.models.head_files import TargetSample
 
 
 class ResponseStore:

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.text_input import STANDARD_INPUT, Meter, read_bytes, refuse_foreign
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.train.text.id_files import is_id_file, read_ids
-from lattice_bpd.train.text.text_files import Boundaries, Piece, read_pieces
+from lattice_bpd.train.text.text_files import Boundaries, Piece, is_id_file, read_ids, read_pieces
 from lattice_bpd.vocabulary import read_words
 
 

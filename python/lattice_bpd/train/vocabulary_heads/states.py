@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import write_json
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.target_sample import TargetSample
+from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.watcher import SilentWatcher, Watcher
 

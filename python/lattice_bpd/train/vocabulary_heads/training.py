@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.vocabulary_heads import VocabularyHeads
+from lattice_bpd.models.heads import VocabularyHeads
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
 from lattice_bpd.watcher import SilentWatcher, Watcher

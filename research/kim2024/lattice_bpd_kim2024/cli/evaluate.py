@@ -108,7 +108,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> None:
     """Evaluate, write and print."""
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-    from lattice_bpd.extras import require
+    from lattice_bpd.extensions import require
 
     require("pyarrow", "lattice-bpd-kim2024")
     require("torch", "lattice-bpd-kim2024")

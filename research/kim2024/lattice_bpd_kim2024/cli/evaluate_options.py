@@ -59,7 +59,7 @@ def add_stop_tokens(options: RecordOptions, model: Any, tokenizer: Path) -> Reco
     """The options with the stop tokens of a model of `load_folders`, unless they have some."""
     from dataclasses import replace
 
-    from lattice_bpd.models.stop_tokens import find_stop_tokens
+    from lattice_bpd.models.checkpoint import find_stop_tokens
 
     if options.stop_token_ids is not None:
         return options

@@ -46,7 +46,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> None:
     """Record a task."""
-    from lattice_bpd.extras import require
+    from lattice_bpd.extensions import require
 
     require("pyarrow", "lattice-bpd-kim2024")
     require("torch", "lattice-bpd-kim2024")

@@ -67,7 +67,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> None:
     """Replay and print."""
-    from lattice_bpd.extras import require
+    from lattice_bpd.extensions import require
 
     require("torch", "lattice-bpd-kim2024")
     from lattice_bpd.atomic_files import write_text

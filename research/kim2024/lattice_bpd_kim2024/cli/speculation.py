@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.atomic_files import write_text
     from lattice_bpd.cli.files import check_output, load_causal_lm, load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.models.stop_tokens import find_stop_tokens
+    from lattice_bpd.models.checkpoint import find_stop_tokens
     from lattice_bpd.verify import Rejection, Sampled, parse_acceptance
     from lattice_bpd_kim2024.live.speculation import measure_speculation
 

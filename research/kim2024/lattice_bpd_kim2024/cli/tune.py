@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lattice_bpd.build.bootstrap import PairedTest
     from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.decode import DraftingModel
-    from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+    from lattice_bpd.decode.strategies import DrafterFile
     from lattice_bpd_kim2024.lab.drafter_search import Choice, Tuned
     from lattice_bpd_kim2024.record.files import Manifest
 
@@ -72,7 +72,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> None:
     """Search, write and print."""
-    from lattice_bpd.extras import require
+    from lattice_bpd.extensions import require
 
     require("torch", "lattice-bpd-kim2024")
     from lattice_bpd.cli.files import check_output
@@ -223,7 +223,7 @@ def _to_file(
 ) -> DrafterFile:  # fmt: skip
     from dataclasses import asdict, replace
 
-    from lattice_bpd.decode.strategies.drafter_file import DrafterFile
+    from lattice_bpd.decode.strategies import DrafterFile
 
     choice = tuned.choice
     lm: dict[str, Any] | None = None

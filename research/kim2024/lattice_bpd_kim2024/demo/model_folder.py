@@ -25,7 +25,7 @@ import lattice_bpd
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import write_json
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.blockwise import BlockwiseLM
 

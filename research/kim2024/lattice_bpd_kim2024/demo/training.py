@@ -26,7 +26,7 @@ from lattice_bpd.atomic_files import write_json
 from lattice_bpd.decode.drafters.drafter import NoDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.watcher import Watcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd_kim2024.live.compare import Comparison, StrategyResult
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, replacing, write_json
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd_kim2024.record.texts import RecordedText, Transitions
 
 if TYPE_CHECKING:

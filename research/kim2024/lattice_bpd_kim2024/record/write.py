@@ -13,8 +13,8 @@ from typing import Any
 from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.extras import require
-from lattice_bpd.models.stop_tokens import find_stop_tokens
+from lattice_bpd.extensions import require
+from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.record.files import (
     MANIFEST_FILE,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
+from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd_kim2024.replay.lookup_drafter import LookupDrafter

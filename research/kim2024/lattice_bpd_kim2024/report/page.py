@@ -12,7 +12,7 @@ import numpy as np
 
 from lattice_bpd.atomic_files import write_text
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.extras import require
+from lattice_bpd.extensions import require
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.vocabulary import may_share_ids
 from lattice_bpd_kim2024.lab.results import make_tables

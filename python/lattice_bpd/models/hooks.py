@@ -1,12 +1,15 @@
-"""Refuses adapters of PEFT and of `adapters` that do not act on every token alike.
+"""Hooks of modules that other threads may be calling too, and adapters that act by hooks.
 
-Decoding calls the model's `forward` on parts of a text. A prompt that the adapter adds, layers that
-are active after certain tokens only, and experts that are chosen by the content of a call are not
-part of that, and a comparison on one text need not show it. So they are recognized by the config.
+Adapters of PEFT and of `adapters` that do not act on every token alike are refused: decoding calls
+the model's `forward` on parts of a text. A prompt that the adapter adds, layers that are active
+after certain tokens only, and experts that are chosen by the content of a call are not part of
+that, and a comparison on one text need not show it. So they are recognized by the config.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 # Types of PEFT whose layers are functions of a token's own state and of fixed weights.
@@ -19,6 +22,33 @@ _TOKEN_WISE = frozenset({
 _SELECTIVE = ("alora_invocation_tokens", "arrow_config")
 # Hooks by which PEFT gives every row of a batch an adapter, or a part of the text, of its own.
 _ROW_HOOKS = ("_adapter_names_pre_forward_hook", "_alora_offsets_pre_forward_hook")
+
+
+def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that runs in calls of the thread that made it; others' calls stay as they are.
+
+    A server may decode with one model in several threads, and hooks belong to the model.
+
+    Args:
+        hook: a hook of `torch.nn.Module`, before or after `forward`.
+    """
+    owner = threading.get_ident()
+
+    def of_owner(*arguments: Any) -> Any:
+        return hook(*arguments) if threading.get_ident() == owner else None
+
+    return as_own(of_owner)
+
+
+def as_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a hook or a `forward` of this library, which is there during a call only."""
+    function._lattice_bpd = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_own(function: Any) -> bool:
+    """Whether `as_own` marked a function."""
+    return getattr(function, "_lattice_bpd", False) is True
 
 
 def refuse_adapters(model: Any) -> None:

@@ -1,29 +1,179 @@
-"""drafter.json: the drafting options that `lattice-bpd build` or `tune` chose for a model."""
+"""Drafters by the name of their strategy, and of a drafter.json, which `build` and `tune` write."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, write_json
-from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes
+from lattice_bpd.decode.drafters.call_costs import ModelCosts
+from lattice_bpd.decode.drafters.chain import (
+    ArgmaxDrafter,
+    ChainDrafter,
+    OracleDrafter,
+    SampledTreeDrafter,
+)
+from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
+from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
+from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
-from lattice_bpd.decode.strategies.registry import DraftSources, make_drafter
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.decode.drafters.p_best import PBestDrafter
+from lattice_bpd.decode.drafters.scorer import ScorerDrafter
+from lattice_bpd.decode.drafters.tree import TreeDrafter
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.draft.mixture import Gates
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.vocabulary import may_share_ids
+
+
+@dataclass(frozen=True)
+class DraftSources:
+    """The LMs, models and data that drafters are built from.
+
+    Attributes:
+        lm: n-gram LM over the target's token ids; of "neural" and "p_best" also a TransitionScorer
+            or a small causal LM of `transformers`; of "mixture" also a list of n-gram LMs.
+        draft_model: a small causal LM of `transformers` with the target's tokenizer.
+        has_heads: whether the model has draft heads.
+        store: texts served before, for "mixture"; None: none.
+        gates: the weights of the sources of "mixture"; None: the defaults.
+        costs: measured costs of the model's calls, for "mixture"; None: none yet.
+        output: the target's output, for "oracle".
+    """
+
+    lm: Any = None
+    draft_model: Any = None
+    has_heads: bool = True
+    store: TextStore | None = None
+    gates: Gates | None = None
+    costs: ModelCosts | None = None
+    output: Sequence[int] = ()
+
+
+def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Drafter:
+    """The drafter of a strategy.
+
+    Args:
+        config: strategy and options.
+        sources: LM, draft model and other data that the strategy uses.
+
+    Raises:
+        ValueError: a source that is missing, or a draft model that the strategy does not use. An
+            LM that it does not use is ignored, so that one LM can serve several configs.
+        TypeError: an LM or a draft model of another type.
+    """
+    sources = sources or DraftSources()
+    _check_sources(config.strategy, sources)
+    return _BUILDERS[config.strategy](config, sources)
+
+
+def _check_sources(strategy: str, sources: DraftSources) -> None:
+    """Raise for a source that is missing, not used or of another type."""
+    info = STRATEGIES[strategy]
+    if "lm" in info.needs and sources.lm is None:
+        neural = "a small causal LM with the target's tokenizer, or a TransitionScorer"
+        needed = neural if strategy == "neural" else "NGramLM.load(path)"
+        raise ValueError(f"make_drafter: strategy {strategy!r} needs an LM; give lm=, {needed}")
+    if "draft_model" in info.needs and sources.draft_model is None:
+        raise ValueError(
+            f"make_drafter: strategy {strategy!r} needs a draft model; give draft_model=, a small "
+            "causal LM with the target's tokenizer"
+        )
+    if sources.draft_model is not None and not info.uses("draft_model"):
+        users = [repr(key) for key, one in STRATEGIES.items() if one.uses("draft_model")]
+        raise ValueError(
+            f"make_drafter: strategy {strategy!r} does not use a draft model; leave draft_model "
+            f"out, or use {' or '.join(users)}"
+        )
+    if sources.draft_model is not None and not isinstance(sources.draft_model, nn.Module):
+        hint = "; give an n-gram LM as lm=" if isinstance(sources.draft_model, NGramLM) else ""
+        raise TypeError(
+            f"make_drafter: draft_model is a {type(sources.draft_model).__name__}; expected a "
+            "small causal LM with the target's tokenizer; load one with "
+            f"AutoModelForCausalLM.from_pretrained{hint}"
+        )
+    if strategy == "mixture" and isinstance(sources.lm, (list, tuple)):
+        for lm in sources.lm:
+            _check_ngram_lm(lm)
+    elif strategy not in ("neural", "p_best"):
+        _check_ngram_lm(sources.lm)
+    if "heads" in info.needs and not sources.has_heads:
+        raise ValueError(
+            f"make_drafter: strategy {strategy!r} needs draft heads and the model has none; give "
+            "heads= (--heads DIR on the command line), a callable that turns hidden states (B, D) "
+            "into logits (B, H, V), or a BlockwiseLM; without heads use 'mixture', or "
+            "'draft_model' with draft_model="
+        )
+
+
+def _check_ngram_lm(lm: Any) -> None:
+    if lm is None or isinstance(lm, NGramLM):
+        return
+    hint = f"NGramLM.load({lm!r})" if isinstance(lm, str) else "NGramLM.load(path)"
+    raise TypeError(
+        f"make_drafter: lm is a {type(lm).__name__}; expected an NGramLM; load one with {hint} "
+        "(scorers and neural LMs are for 'neural' and 'p_best')"
+    )
+
+
+def _mixture(config: DraftConfig, sources: DraftSources) -> Drafter:
+    """All sources that are given, or those that the config names."""
+    lm = sources.lm
+    lms = [] if lm is None else list(lm) if isinstance(lm, (list, tuple)) else [lm]
+    given = {"heads": sources.has_heads, "lm": lms, "text": True, "store": sources.store}
+    for name in config.sources or ():
+        if not given[name]:
+            raise ValueError(
+                f"make_drafter: sources has {name!r}, and there is none; give {name}=, or leave it "
+                "out of sources"
+            )
+    used = [name for name in given if config.sources is None or name in config.sources]
+    return MixtureDrafter(
+        lms if "lm" in used else (),
+        heads=sources.has_heads and "heads" in used,
+        text="text" in used,
+        store=sources.store if "store" in used else None,
+        max_nodes=config.max_nodes,
+        top_k=config.top_k,
+        gates=sources.gates,
+        costs=sources.costs,
+    )
+
+
+def _p_best(config: DraftConfig, sources: DraftSources) -> Drafter:
+    if isinstance(sources.lm, str):
+        _check_ngram_lm(sources.lm)
+    if sources.lm is None or isinstance(sources.lm, NGramLM):
+        return PBestDrafter(sources.lm, config)
+    return ScorerDrafter(sources.lm, config)
+
+
+_BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
+    "greedy": lambda _config, _sources: NoDrafter(),
+    "mixture": _mixture,
+    "bpd": lambda _config, _sources: ArgmaxDrafter(),
+    "ngram": lambda config, sources: PBestDrafter(sources.lm, config),
+    "neural": lambda config, sources: ScorerDrafter(sources.lm, config),
+    "p_best": _p_best,
+    "chain": lambda config, sources: ChainDrafter(sources.lm, config),
+    "tree": lambda config, sources: TreeDrafter(sources.lm, config),
+    "sampled": lambda config, sources: SampledTreeDrafter(sources.lm, config),
+    "draft_model": lambda config, sources: DraftModelDrafter(sources.draft_model, config),
+    "oracle": lambda config, sources: OracleDrafter(sources.output, top_k=config.top_k),
+}
+
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
 _STRATEGIES = ("greedy", "bpd", "neural", "p_best", "chain", "tree", "mixture")

@@ -1,1 +1,0 @@
-"""Strategies by name, and drafters that are described in a file."""
