@@ -35,6 +35,7 @@ from report import print_table, write_json
 
 from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
+from lattice_bpd.token_ids import count_shared
 
 DRAFTER = ROOT / "examples" / "smollm2"
 MINUTES, QUICK_MINUTES = 24.0, 3.6  # of decoding
@@ -82,7 +83,7 @@ def describe_line(runs: Sequence[Run], greedy: Sequence[Run]) -> dict[str, Any]:
     speed = compare_paired(tokens, seconds, np.array(plain) * tokens).gain
     equal = [run.output == other.output for run, other in zip(runs, greedy, strict=True)]
     before = [
-        common_prefix(run.output, other.output) for run, other in zip(runs, greedy, strict=True)
+        count_shared(run.output, other.output) for run, other in zip(runs, greedy, strict=True)
     ]
     return {
         "tokens_per_call": bootstrap_block_efficiency(tokens, calls).to_json(),
@@ -92,12 +93,6 @@ def describe_line(runs: Sequence[Run], greedy: Sequence[Run]) -> dict[str, Any]:
         "equal_positions": sum(before) / sum(len(run.output) for run in greedy),
         "ms_per_call": ms_per_call(runs),
     }
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of positions before the first difference."""
-    pairs = zip(first, second, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def ms_per_call(runs: Sequence[Run]) -> dict[str, float]:

@@ -6,15 +6,19 @@ import http.client
 import json
 import math
 import os
+import queue
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 _RETRIED = (408, 409, 429, 500, 502, 503, 504)  # statuses that may pass
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
 _APART = ("reasoning_content", "reasoning", "tool_calls")  # of a message, beside its content
 
 
@@ -177,6 +181,54 @@ class OpenAIServer:
             404: f"; is model {self._model!r} what it serves, and is this its address?",
         }.get(error.code, "")
         return ServerError(f"{address}: status {error.code}: {text.strip()}{hint}", error.code)
+
+
+def ask_all(
+    ask: Callable[[_Request], _Answer], requests: Sequence[_Request], at_once: int
+) -> Iterator[tuple[int, _Answer]]:
+    """Answers with the numbers of their requests, in the order in which they come.
+
+    After an error no further request is sent: the answers to those that were sent are yielded, then
+    the first error is raised.
+
+    Args:
+        ask: sends a request and returns its answer; called by several threads.
+        requests: what to ask.
+        at_once: most requests that wait for an answer at a time.
+    """
+    todo, lock, is_stopped = iter(enumerate(requests)), threading.Lock(), threading.Event()
+    results: queue.SimpleQueue[tuple[int, _Answer] | Exception | None] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            while not is_stopped.is_set():
+                with lock:
+                    item = next(todo, None)
+                if item is None:
+                    break
+                results.put((item[0], ask(item[1])))
+        except Exception as error:  # raised by the reader of `results`
+            results.put(error)
+        results.put(None)
+
+    active, failure = min(at_once, len(requests)), None
+    for _ in range(active):
+        # Daemons, so that an interrupted command does not wait for answers.
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        while active:
+            result = results.get()
+            if isinstance(result, tuple):
+                yield result
+            elif result is None:
+                active -= 1
+            else:
+                failure = failure or result
+                is_stopped.set()
+    finally:
+        is_stopped.set()
+    if failure is not None:
+        raise failure
 
 
 def _read_text(choice: Mapping[str, Any]) -> Completion:

@@ -168,3 +168,17 @@ def is_sequence_of_sequences(value: Any) -> bool:
     return isinstance(value, Iterable) and any(
         hasattr(item, "__len__") or getattr(item, "ndim", 0) > 0 for item in value
     )
+
+
+def count_shared(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the common prefix of two sequences of a kind, which can be sliced."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low + 1 < high:  # binary search: they agree up to low and differ below high
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

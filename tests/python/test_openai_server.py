@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
 
 from fake_openai import Answer, answer, serve
 from lattice_bpd import openai_server
-from lattice_bpd.openai_server import OpenAIServer, ServerError
+from lattice_bpd.openai_server import OpenAIServer, ServerError, ask_all
 
 CHAT = [{"role": "user", "content": "Hi"}]
 TOP = [{" a": -0.5, " b": -1.5}, {" c": -0.1, " d": -3.0}]
@@ -75,6 +77,37 @@ def test_a_server_that_is_not_there() -> None:
         OpenAIServer(url).complete("Hi", 1)
     with pytest.raises(ValueError, match="expected a server's address"):
         OpenAIServer("localhost:8000")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("at_once", [1, 3, 50])
+def test_many_requests_at_a_time(at_once: int, fails: bool) -> None:
+    """As many as may wait are sent together; after an error none is sent and none is lost."""
+    together = threading.Barrier(min(at_once, 12))
+    answered: set[int] = set()
+
+    def ask(request: int) -> str:
+        if request < together.parties:
+            together.wait(10)
+        if fails and request == 2:
+            raise ServerError("down", 500)
+        if fails and at_once > 1:
+            time.sleep(0.05)  # answered after the error
+        answered.add(request)
+        return f"answer {request}"
+
+    answers: dict[int, str] = {}
+    requests = ask_all(ask, list(range(12)), at_once)
+    if fails:
+        with pytest.raises(ServerError, match="down"):
+            answers.update(requests)
+        assert answers.keys() == answered >= {0, 1}
+        assert at_once > 1 or answered == {0, 1}
+    else:
+        answers.update(requests)
+        assert answered == set(range(12))
+    assert answers == {number: f"answer {number}" for number in answered}
+    assert list(ask_all(ask, [], at_once)) == []
 
 
 def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import numpy as np
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header
-from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError
+from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError, ask_all
+from lattice_bpd.token_ids import count_shared
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
 Prompt = str | list[dict[str, Any]]
@@ -109,17 +109,12 @@ def collect_answers(
     runs: list[tuple[Completion, ...]] = []
     for at_once in (parallel, 1 if parallel > 1 else _OTHER_LOAD)[: 1 + twice]:
         watcher.begin(f"{server.url}, {at_once} at a time", len(prompts))
-        answers = []
-        with ThreadPoolExecutor(at_once) as threads:
-            try:
-                for one in threads.map(ask, prompts):
-                    answers.append(one)
-                    watcher.advance()
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+        answers: dict[int, Completion] = {}
+        for number, one in ask_all(ask, prompts, at_once):
+            answers[number] = one
+            watcher.advance()
         watcher.end()
-        runs.append(tuple(answers))
+        runs.append(tuple(answers[number] for number in range(len(prompts))))
     return Answers(server.url, model, max_tokens, tuple(prompts), *runs)
 
 
@@ -326,14 +321,14 @@ def _agreement(
 def _difference(number: int, one: Completion, other: Completion) -> Difference:
     """The first difference, with its margin where log probabilities give one."""
     if other.tokens is None:
-        position = _common(one.text, other.text)
+        position = count_shared(one.text, other.text)
         return Difference(
             number, position, one.text[position : position + 8],
             other.text[position : position + 8], None, is_exact=False,
         )  # fmt: skip
     if one.tokens is None:
         return _difference_of_text(number, one.text, other)
-    position = _common(one.tokens, other.tokens)
+    position = count_shared(one.tokens, other.tokens)
     token = one.tokens[position] if position < len(one.tokens) else ""
     if position < len(other.tokens):
         margin, is_exact = _margin(other.top[position], token)
@@ -358,7 +353,7 @@ def _own_error(one: Completion, found: Difference, bound: float) -> Difference |
 
 def _difference_of_text(number: int, text: str, other: Completion) -> Difference:
     """The first difference of a text whose tokens are unknown: the likeliest token that fits it."""
-    differs, start = _common(text, other.text), 0
+    differs, start = count_shared(text, other.text), 0
     found: list[Difference] = []
     for position, expected in enumerate(other.tokens or ()):
         if start > differs:
@@ -411,7 +406,7 @@ def _noise(answers: Sequence[Completion], expected: Sequence[Completion]) -> flo
 def _margin_changes(one: Completion, other: Completion) -> Iterator[float]:
     if one.tokens is None or other.tokens is None:
         return
-    shared = _common(one.tokens, other.tokens) + 1
+    shared = count_shared(one.tokens, other.tokens) + 1
     for found, wanted in zip(one.top[:shared], other.top[:shared], strict=False):
         names = sorted(wanted, key=lambda name: -wanted[name])[:2]
         if len(names) == 2 and all(name in found for name in names):
@@ -419,11 +414,3 @@ def _margin_changes(one: Completion, other: Completion) -> Iterator[float]:
             change = (found[first] - found[second]) - (wanted[first] - wanted[second])
             if math.isfinite(change):
                 yield abs(change)
-
-
-def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Items of the common beginning."""
-    pairs = zip(one, other, strict=False)
-    return next(
-        (n for n, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other))
-    )

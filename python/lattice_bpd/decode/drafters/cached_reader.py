@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.batch_probe import find_batch_refusal
 from lattice_bpd.verify.cache import check_cache
@@ -233,17 +234,3 @@ def match_texts(
         if length == 0 or len(text) - length > max(_MOST_NEW, length):
             return None
     return rows, lengths
-
-
-def count_shared(a: list[int], b: list[int]) -> int:
-    """Length of the common prefix."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low + 1 < high:  # binary search: they agree up to low and differ below high
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

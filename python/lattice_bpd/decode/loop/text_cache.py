@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from lattice_bpd.decode.drafters.cached_reader import count_shared
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.recurrent import RecurrentCache
 from lattice_bpd.verify.target import TargetOutput

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError
+from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError, ask_all
 from lattice_bpd.train.responses.generation import Response
 from lattice_bpd.train.responses.prompts import Message, format_prompt
 
@@ -66,8 +64,9 @@ class ServerResponses:
         answered = refused = 0
         if prompts:
             _ = self._server.model  # once, not by each thread
-        for number, result in self._complete(prompts, limits):
-            if isinstance(result, ServerError):
+        pairs = list(zip(prompts, limits, strict=True))
+        for number, result in ask_all(self._ask, pairs, self._at_once):
+            if isinstance(result, ServerError):  # because of the prompt
                 refused += 1
                 if not answered and refused == min(_MOST_REFUSED, len(prompts)):
                     raise result
@@ -81,45 +80,16 @@ class ServerResponses:
                 ended = result.finish != "length" or limits[number] < max_new_tokens
                 yield Response(number, ids[: limits[number] + 1], ended)
 
-    def _complete(
-        self, prompts: Sequence[Sequence[Message]], limits: Sequence[int]
-    ) -> Iterator[tuple[int, Completion | ServerError]]:
-        """Completions of prompts, or why the server refused them."""
-        numbers, lock, is_stopped = iter(range(len(prompts))), threading.Lock(), threading.Event()
-        results: queue.Queue[tuple[int, Completion | Exception] | None] = queue.Queue()
-
-        def work() -> None:
-            while not is_stopped.is_set():
-                with lock:
-                    number = next(numbers, None)
-                if number is None:
-                    break
-                try:
-                    results.put((number, self._ask(prompts[number], limits[number])))
-                except Exception as error:  # raised by the reader of `results`
-                    results.put((number, error))
-            results.put(None)
-
-        active, failure = min(self._at_once, len(prompts)), None
-        for _ in range(active):
-            # Daemons, so that an interrupted command does not wait for answers.
-            threading.Thread(target=work, daemon=True).start()
+    def _ask(self, request: tuple[Sequence[Message], int]) -> Completion | ServerError:
+        """The completion of messages and a limit, or why the server refuses this prompt."""
         try:
-            while active:
-                item = results.get()
-                if item is None:
-                    active -= 1
-                elif isinstance(item[1], Completion) or _is_refused(item[1]):
-                    yield item  # type: ignore[misc]  # checked above
-                else:  # answers to requests that were sent before are still yielded
-                    failure = failure or item[1]
-                    is_stopped.set()
-        finally:
-            is_stopped.set()
-        if failure is not None:
-            raise failure
+            return self._complete(*request)
+        except ServerError as error:
+            if error.status in _PROMPT_REFUSED:
+                return error
+            raise
 
-    def _ask(self, messages: Sequence[Message], most: int) -> Completion:
+    def _complete(self, messages: Sequence[Message], most: int) -> Completion:
         prompt = format_prompt(self._tokenizer, messages, chat=self._chat)
         problem = None
         if prompt.uses_template and self._has_chat:
@@ -154,8 +124,3 @@ class ServerResponses:
         if decoded != text or "\ufffd" in text or (is_cut and not ids):
             return None
         return ids if is_cut or ids[-1:] == self._end else ids + self._end
-
-
-def _is_refused(error: object) -> bool:
-    """Whether a request failed because of its prompt."""
-    return isinstance(error, ServerError) and error.status in _PROMPT_REFUSED
