@@ -102,7 +102,7 @@ class ConstrainedRule:
 
     def start(self, sequence: int, prompt: Any) -> Any:  # noqa: ARG002
         """A selector of its own for each text."""
-        from lattice_bpd.decode.constraint import ConstrainedSelector
+        from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 
         return ConstrainedSelector(self.constraint)
 

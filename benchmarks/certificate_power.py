@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-from lattice_bpd.conformance import Case, Checker, find_class, random_prompts
+from lattice_bpd.conformance import Checker
+from lattice_bpd.conformance.cases import Case, find_class, random_prompts
 from lattice_bpd.decode import Certificate, Drafter, decode
 from lattice_bpd.decode.certificate.certificate import MarginSelector
 from lattice_bpd.decode.state.text_rules import TextRules

@@ -36,8 +36,13 @@ from report import print_table, write_json
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lattice_bpd import NGramLM
-from lattice_bpd.conformance import Checker, random_prompts
-from lattice_bpd.conformance.cases import Case, generation_settings, list_quick_cases
+from lattice_bpd.conformance import Checker
+from lattice_bpd.conformance.cases import (
+    Case,
+    generation_settings,
+    list_quick_cases,
+    random_prompts,
+)
 from lattice_bpd.decode import generate
 from lattice_bpd.lattice.logits import select_top_k
 

@@ -124,9 +124,9 @@ def _add_failing(
 ) -> None:
     """A command that takes any arguments and raises the error."""
     options: dict[str, Any] = {"help": "(cannot be loaded)"} if listed else {}
-    parser = commands.add_parser(word, add_help=False, prefix_chars="\0", **options)
-    parser.add_argument("arguments", nargs="*")
-    parser.set_defaults(run=partial(_fail, error))
+    parser: Any = commands.add_parser(word, add_help=False, **options)
+    failing = argparse.Namespace(run=partial(_fail, error))
+    parser.parse_known_args = lambda _arguments, _namespace=None: (failing, [])
 
 
 def _fail(error: ImportError, _: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 import lattice_bpd.build.build  # noqa: F401  (before a scene replaces what it imports)
 from lattice_bpd.build.report import PlainResult
-from lattice_bpd.cli.heads_option import ModelFolders
+from lattice_bpd.cli.files import ModelFolders
 from lattice_bpd.lm.convert import LevelInfo, LmInfo
 from lattice_bpd.lm.training import TextScore
 from lattice_bpd.train.responses.prompts import Chat
@@ -458,7 +458,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"lms": ["a.lm", "b.lm"], "output": ["out.lm"], "weights": ["0.5,0.5"]},
             {
                 READ_LM: lm,
-                "lattice_bpd.cli.ngram_merge.read_sequences": Stub("sequences"),
+                "lattice_bpd.cli.ngram.read_sequences": Stub("sequences"),
                 "lattice_bpd.NGramLM.tune_weights": returns([0.3, 0.7]),
                 "lattice_bpd.NGramLM.interpolate": Stub("mixture"),
                 WRITE_LM: END,
@@ -484,7 +484,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             {"lms": ["a.lm"], "text": ["text.ids"]},
             {
                 READ_LM: lm,
-                "lattice_bpd.cli.ngram_evaluate.read_sequences": Stub("sequences"),
+                "lattice_bpd.cli.ngram.read_sequences": Stub("sequences"),
             },
         ),
     }
@@ -506,10 +506,9 @@ OF_MODEL = Change(
 CHANGES: dict[str, dict[str, Change]] = {
     "build": {
         "model": Change(targets=MODEL | {"pretrained_model_name_or_path"}),
-        "no_chat": Change(wanted=False, targets={"chat"}),
-        "lm": Change(targets={"lms"}),
-        "max_size": Change(["4K"], wanted=4096, targets={"max_bytes"}),
-        "time": Change(["20m"], wanted=1200.0, targets={"seconds"}),
+        "chat": Change(wanted=False),
+        "max_bytes": Change(["4K"], wanted=4096),
+        "seconds": Change(["20m"], wanted=1200.0),
         "keep_heads": Change(targets={"heads"}),
     },
     "generate": {
@@ -673,7 +672,7 @@ CHANGES: dict[str, dict[str, Change]] = {
     },
     "ngram count": {
         "model": OF_MODEL,
-        "checkpoint": Change(targets={"checkpoint_minutes"}),
+        "checkpoint_minutes": Change(),
     },
     "ngram merge-counts": {"counts": Change(targets={"paths"})},
     "ngram distil": {
@@ -714,8 +713,8 @@ CHANGES: dict[str, dict[str, Change]] = {
     "ngram evaluate": {
         "lms": Change(targets={"path"}),
         "text": Change(targets={"path"}),
-        "no_bos": Change(wanted=False, targets={"bos"}),
-        "no_eos": Change(wanted=False, targets={"eos"}),
+        "bos": Change(wanted=False),
+        "eos": Change(wanted=False),
         "json": Change(wanted=is_json, targets={"stdout"}),
     },
 }

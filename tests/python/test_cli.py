@@ -13,6 +13,7 @@ import pytest
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
+from lattice_bpd.cli.options import describe
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 
 COMMANDS = [["build"], ["generate"], ["ngram", "train"]]
@@ -42,10 +43,10 @@ def test_help_of_generate_documents_strategies_and_options(capsys):
         assert re.search(rf"^  {name} +{re.escape(info.summary)}$", printed, re.M)
     words = " ".join(printed.split())
     for name in ("top_k", "num_drafts", "alpha", "temperature"):
-        described = DraftConfig.describe(name).rstrip(".")
-        assert described
+        described = describe(DraftConfig, name)
+        assert f"{name}: {described}." in " ".join(DraftConfig.__doc__.split())
         assert f"{described} (default {getattr(DraftConfig, name):g})" in words
-    assert 'longest draft of "draft_model" (default 5)' in words
+    assert 'longest draft of "draft_model" (default: 5)' in words
     assert '0 to 64; for "draft_model" a chain (default auto)' in words
     assert max(map(len, printed.splitlines())) <= 100
 
@@ -120,7 +121,6 @@ def test_ngram_train_errors(tokenizer_file, tmp_path, capsys):
         ([empty, *common], "no text in the file"),
         ([binary, *common], "not UTF-8"),
         ([corpus, *common, "--order", 9], "order"),
-        ([corpus, *common, "--min-counts", "1,x"], "expected comma-separated whole numbers"),
         # a .txt is a list of words, one a line
         ([corpus, "--tokenizer", corpus, "-o", tmp_path / "x.lm"], "is not a word"),
         ([corpus, "--tokenizer", tmp_path / "t.json", "-o", tmp_path / "x.lm"], "no such file"),
@@ -131,6 +131,9 @@ def test_ngram_train_errors(tokenizer_file, tmp_path, capsys):
         assert status == 2, arguments
         assert err.splitlines()[-1].startswith("lattice-bpd: error: ")  # after any notes
         assert message in err
+    with pytest.raises(SystemExit, match="2"):
+        run(capsys, "ngram", "train", corpus, *common, "--min-counts", "1,x")
+    assert "--min-counts: '1,x'; expected comma-separated whole numbers" in capsys.readouterr().err
     assert not (tmp_path / "x.lm").exists()
 
 

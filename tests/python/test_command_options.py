@@ -178,12 +178,12 @@ def run(
     for name, text in {**scene.files, **change.files}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+    args = build_parser().parse_args([*command.split(), *to_argv(command, arguments)])
     output = io.StringIO()
     with monkeypatch.context() as patched, contextlib.redirect_stdout(output):
         patched.chdir(folder)
         for target, result in scene.calls.items():
             notes.replace(patched, target, result)
-        args = build_parser().parse_args([*command.split(), *to_argv(command, arguments)])
         with contextlib.suppress(End):
             args.run(args)
     notes.values["stdout"] = output.getvalue()

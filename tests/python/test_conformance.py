@@ -21,17 +21,9 @@ from transformers import (
 )
 
 from lattice_bpd.cli import main
-from lattice_bpd.conformance import (
-    Case,
-    Checker,
-    Verdict,
-    find_class,
-    list_cases,
-    list_quick_cases,
-    random_prompts,
-)
-from lattice_bpd.conformance.cases import cut_at_end
-from lattice_bpd.conformance.check import InformedHeads
+from lattice_bpd.conformance import Checker, list_cases, list_quick_cases
+from lattice_bpd.conformance.cases import Case, cut_at_end, find_class, random_prompts
+from lattice_bpd.conformance.check import InformedHeads, Verdict
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.verify import CausalLMTarget

@@ -19,7 +19,9 @@ from transformers.generation.logits_process import (
 from lattice_bpd.decode import CustomGenerate
 from lattice_bpd.decode.huggingface.sampling_settings import ProcessedSampling
 from lattice_bpd.verify import Rejection
-from lattice_bpd.verify.acceptance import SampledSelector, TopKMatch, Warp
+from lattice_bpd.verify.acceptance import TopKMatch
+from lattice_bpd.verify.acceptance.sampling import SampledSelector
+from lattice_bpd.verify.acceptance.warp import Warp
 from lattice_bpd.verify.verification import NO_CANDIDATES
 from planted_drafts import PlantedDrafts, plain_continuation
 from test_generate_settings import VOCAB, model_with

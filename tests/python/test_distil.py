@@ -1,6 +1,5 @@
 """n-gram LMs of the target's own choices: counts by brute force, files, the command, mixing."""
 
-import argparse
 from collections import Counter
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 
 from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import NGramLM
-from lattice_bpd.cli import ngram_distil, ngram_merge
+from lattice_bpd.cli import build_parser
 from lattice_bpd.lm import count_ngrams
 from lattice_bpd.train.ngram.distil import distil_ngram, predict_targets
 
@@ -178,11 +177,7 @@ def test_train_ngram_refuses_targets_that_do_not_fit():
 
 def run(*words):
     """The command as `lattice-bpd ngram` runs it."""
-    parser = argparse.ArgumentParser()
-    actions = parser.add_subparsers(required=True)
-    for command in (ngram_distil, ngram_merge):
-        command.add_parser(actions)
-    args = parser.parse_args([str(word) for word in words])
+    args = build_parser().parse_args(["ngram", *map(str, words)])
     args.run(args)
 
 
@@ -225,7 +220,7 @@ def test_distil_command_errors(saved_model, tmp_path):
     with pytest.raises(ValueError, match=f"expected 0..{VOCAB - 1}"):
         run("distil", "--model", saved_model, "--corpus", tmp_path / "big.npy", "-o", output)
     (tmp_path / "model.bin").write_bytes(b"no model")
-    with pytest.raises(ValueError, match="expected a header"):
+    with pytest.raises(OSError, match="is a file; expected the folder of a causal LM"):
         run(
             "distil", "--model", tmp_path / "model.bin", "--corpus", tmp_path / "big.npy",
             "-o", output,

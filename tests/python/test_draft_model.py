@@ -38,7 +38,7 @@ from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import load_llama2c
 from lattice_bpd.verify import PrefixTree, Rejection
-from lattice_bpd.verify.acceptance import Warp
+from lattice_bpd.verify.acceptance.warp import Warp
 
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 SHAPES = {

@@ -123,7 +123,7 @@ def test_a_command_of_the_core_is_not_replaced(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "certify = greetings:add_parser\nngram = greetings:add_parser")
     parser = build_parser()
     assert "greet" not in parser.format_help()
-    assert parser.parse_args(["ngram", "info", "x"]).run.__module__ == "lattice_bpd.cli.ngram_info"
+    assert parser.parse_args(["ngram", "info", "x"]).run.__module__ == "lattice_bpd.cli.ngram"
 
 
 def test_an_unknown_extension_is_named():

@@ -17,9 +17,9 @@ import torch
 from constraints import END, REGEXES, TOKENS, acceptor_of, bytes_of, language_of, random_acceptor
 from lattice_bpd import _core
 from lattice_bpd.decode import FstConstraint, GuidanceConstraint
-from lattice_bpd.decode.constraint import ConstrainedSelector
 from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
 from lattice_bpd.decode.constraint.search import intersect
+from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 from lattice_bpd.decode.constraint.trees import constrain_tree
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify.verification import DraftCandidates

@@ -28,8 +28,8 @@ from constraints import (
 )
 from lattice_bpd import DraftConfig, NGramLM, verify
 from lattice_bpd.decode import Drafter, GuidanceConstraint, decode, generate
-from lattice_bpd.decode.constraint import ConstrainedSelector
 from lattice_bpd.decode.constraint.guidance import GuidanceState
+from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify.verification import DraftCandidates

@@ -10,14 +10,15 @@ from endless import endless_process
 
 # Does argv[1] over and over (so that the signal meets any part of it) through the command line.
 COMMANDS = """
-import sys, warnings
+import os, sys, warnings
 warnings.simplefilter("ignore")
 from lattice_bpd.cli import main
 folder, command = sys.argv[1], sys.argv[2]
+os.environ["TMPDIR"] = folder
 commands = {
     "train": ["train", f"{folder}/ids.npy", "--vocab-size", "3000", "-o", f"{folder}/out.lm"],
     "spill": ["train", f"{folder}/ids.npy", "--vocab-size", "3000", "-o", f"{folder}/out.lm",
-              "--memory", "60M", "--temp-dir", folder],
+              "--memory", "60M"],
     "prune": ["prune", f"{folder}/in.lm", "--prune-to", "100k", "-o", f"{folder}/out.lm"],
     "arpa": ["convert", f"{folder}/in.lm", f"{folder}/out.arpa"],
 }

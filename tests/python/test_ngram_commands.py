@@ -8,25 +8,14 @@ import pytest
 
 import golden
 from lattice_bpd import NGramLM
-from lattice_bpd.cli import (
-    main,
-    ngram_convert,
-    ngram_evaluate,
-    ngram_info,
-    ngram_merge,
-    ngram_prune,
-)
-from lattice_bpd.cli.ngram_options import parse_size
+from lattice_bpd.cli import build_parser, main
+from lattice_bpd.cli.options import parse_size
 from lattice_bpd.lm import compare_lines
 
 
 def run(*words):
     """The command as `lattice-bpd ngram` runs it."""
-    parser = argparse.ArgumentParser()
-    actions = parser.add_subparsers(required=True)
-    for command in (ngram_convert, ngram_evaluate, ngram_info, ngram_merge, ngram_prune):
-        command.add_parser(actions)
-    args = parser.parse_args([str(word) for word in words])
+    args = build_parser().parse_args(["ngram", *map(str, words)])
     args.run(args)
 
 

@@ -25,7 +25,7 @@ from lattice_bpd import DraftConfig, NGramLM, rescore_tree, sample_tree
 from lattice_bpd.decode import generate
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.verify import PrefixTree, Rejection, Sampled
-from lattice_bpd.verify.acceptance import Warp
+from lattice_bpd.verify.acceptance.warp import Warp
 from lattice_bpd.verify.verification import DraftCandidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests

@@ -18,7 +18,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.decode.drafters import chain as sampled_drafter
 from lattice_bpd.verify import Rejection, Sampled
-from lattice_bpd.verify.acceptance import Warp
+from lattice_bpd.verify.acceptance.warp import Warp
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 

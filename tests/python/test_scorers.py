@@ -7,7 +7,9 @@ import pytest
 
 from lattice_bpd import NGramLM, rescore_lattice
 from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer, TransitionScorer
-from lattice_bpd.draft.scorers import ScorerError, as_scorer, search_drafts
+from lattice_bpd.draft.scorers import search_drafts
+from lattice_bpd.draft.scorers.beam import ScorerError
+from lattice_bpd.draft.scorers.ngram import as_scorer
 from lattice_bpd.lattice.logits import select_top_k
 from oracles import random_arpa
 

@@ -23,8 +23,7 @@ import pytest
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.cli.files import decode_argument, read_text, read_token_ids
-from lattice_bpd.cli.ngram_options import read_sequences
+from lattice_bpd.cli.files import decode_argument, read_sequences, read_text, read_token_ids
 from lattice_bpd.lm import read_lm
 from lattice_bpd.text_input import BOM, parse_json
 from lattice_bpd.train import Corpus

@@ -142,10 +142,10 @@ def _read_file(options: DrafterOptions) -> tuple[DrafterFile | None, Path]:
     if options.directory is None or not path.is_file():
         return None, path
     file = read_drafter_file(path)
-    if file.config.strategy == "neural":
+    if file.config.strategy not in ("greedy", *_CHAIN_OF_STRATEGY):
         raise ValueError(
-            f"{path}: strategy 'neural', which this drafter does not have; expected one of "
-            f"{', '.join(_CHAIN_OF_STRATEGY)}; tune again with --chain-only"
+            f"{path}: strategy {file.config.strategy!r}, which this drafter does not have; "
+            f"expected one of {', '.join(_CHAIN_OF_STRATEGY)}; tune again with --chain-only"
         )
     return file, path
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.corpus_options import add_corpus_options, add_inputs, corpus_arguments
+from lattice_bpd.cli.options import add_corpus_options, add_inputs, corpus_arguments
 
 try:
     from lattice_bpd_kim2024.cli.training_options import add_run_options, run_training

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lattice_bpd.cli import main
-from lattice_bpd.cli.corpus_options import add_corpus_options, corpus_arguments, parse_min_counts
-from lattice_bpd.cli.ngram_options import parse_size
+from lattice_bpd.cli.options import (
+    add_corpus_options,
+    add_estimate_options,
+    corpus_arguments,
+    estimate_arguments,
+    parse_size,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,21 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("-o", "--output", type=Path, metavar="LM", help="LM file, on the driver")
     parser.add_argument("--order", type=int, default=4, help="n, 1..6 (default 4)")
-    parser.add_argument(
-        "--min-counts",
-        metavar="C1,C2,..",
-        help="smallest counts to keep, one for each order (default: keep all)",
-    )
-    parser.add_argument(
-        "--smoothing",
-        choices=("katz", "witten_bell", "absolute"),
-        default="katz",
-        help="default: katz",
-    )
-    parser.add_argument("--unseen", choices=("cost", "uniform"), default="cost")
-    parser.add_argument(
-        "--katz-k", type=int, default=5, metavar="K", help="Katz: largest discounted count (5)"
-    )
+    add_estimate_options(parser, smoothings=("katz", "witten_bell", "absolute"))
     parser.add_argument("--theta", type=float, help="prune: see lattice-bpd ngram prune")
     parser.add_argument(
         "--prune-to", type=parse_size, metavar="N", help="prune: see lattice-bpd ngram prune"
@@ -125,10 +116,7 @@ def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
         warnings.simplefilter("always")
         lm = train_counts(
             counts,
-            min_counts=parse_min_counts(args.min_counts),
-            smoothing=args.smoothing,
-            unseen=args.unseen,
-            katz_k=args.katz_k,
+            **estimate_arguments(args),
         )
     for warning in caught:
         if not issubclass(warning.category, SmoothingWarning):

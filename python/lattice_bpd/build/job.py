@@ -21,22 +21,26 @@ class BuildJob:
     Attributes:
         output: folder of the drafter; also keeps what an interrupted run continues from.
         prompts: files, see `read_chats`.
-        responses: files of conversations with the model's own responses, which are not generated.
-        server: address of a server that generates the responses; None: the model does.
-        server_model: name that the server has for the model; None: as found.
+        responses: conversations with the model's own responses, such as logs of a server, in the
+            formats of prompts; nothing is generated for them.
+        server: a running server of the model answers the prompts, many at a time: one with
+            OpenAI's API, such as http://localhost:8000; OPENAI_API_KEY is its key. None: the model
+            does.
+        server_model: name that the server has for the model. None: that of the first model that it
+            lists.
         chat: whether prompts go through the model's chat template, where it has one.
         max_new_tokens: most tokens of a response.
         order: of the n-gram LM of the responses.
-        smoothing: of it.
-        max_bytes: size that it is pruned to; None: as it is.
-        lms: files of further n-gram LMs over the model's token ids.
-        costs: file of the times of another engine's steps, see `read_costs`; it verifies a single
-            path. None: measured here.
-        heads: whether to train draft heads.
+        smoothing: of the n-gram LM.
+        max_bytes: prunes the n-gram LM to this size, such as 4M. None: as it is.
+        lms: further n-gram LMs, of ngram train --model MODEL.
+        costs: JSON with milliseconds of a step of the engine that will serve, by draft tokens, such
+            as {"0": 21.5, "4": 24}; it verifies a single path. None: times measured here.
+        heads: whether to train draft heads too.
         epochs: of the heads' training.
-        keep_heads: keep the heads whatever they gain.
-        seconds: of the whole build, to which the number of prompts is fitted; None: all prompts.
-        batch_size: rows of a batch of responses, or requests to a server at a time.
+        keep_heads: train heads, and keep them whatever they gain.
+        seconds: time of the whole build, such as 20m: uses as many prompts as fit. None: all.
+        batch_size: responses, or requests to a server, at a time.
         live_prompts: held-out prompts that are decoded in the end.
     """
 

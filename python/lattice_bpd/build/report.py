@@ -1,4 +1,4 @@
-"""Decoding of held-out prompts by the built drafter and by the model's own `generate`."""
+"""How long a build takes, what the drafter gains on held-out prompts, and its README.md."""
 
 from __future__ import annotations
 

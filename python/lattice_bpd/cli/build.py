@@ -7,9 +7,18 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lattice_bpd.build.job import BuildJob
+from lattice_bpd.cli.options import SMOOTHINGS, add_command, add_options, pick
+
 if TYPE_CHECKING:
-    from lattice_bpd.build.job import BuildJob
     from lattice_bpd.build.report import Plan
+    from lattice_bpd.cli.options import Commands
+
+_OPTIONS = (
+    "output", "prompts", "responses", "server", "server_model", "heads", "keep_heads", "chat",
+    "max_new_tokens", "lms", "order", "smoothing", "max_bytes", "epochs", "batch_size", "costs",
+    "seconds",
+)  # fmt: skip
 
 _EPILOG = """examples:
   lattice-bpd build MODEL --prompts prompts.jsonl -o my-drafter
@@ -32,56 +41,33 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command `build`."""
-    parser = commands.add_parser(
-        "build",
-        help="make a drafter for a model from prompts",
+def add_parser(commands: Commands) -> None:
+    """Adds the command `build`."""
+    parser = add_command(
+        commands, "build", run, epilog=_EPILOG,
+        summary="make a drafter for a model from prompts",
         description="Make a drafter for a model: its own responses to your prompts, an n-gram LM\n"
         "of them, optionally draft heads, and the choice of what pays, in one folder.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "model", metavar="MODEL", help="directory or hub name of a causal LM of transformers"
     )
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="directory or hub name of a causal LM of transformers")
-    add("--prompts", nargs="+", default=[], metavar="FILE", help="see below")
-    add("--responses", nargs="+", default=[], metavar="FILE", help="conversations with the model's "
-        "own responses, such as logs of a server, in the same formats; nothing is generated for "
-        "them")  # fmt: skip
-    add(
-        "--server",
-        metavar="URL",
-        help="let a running server of MODEL answer the prompts, many at "
-        "a time: one with OpenAI's API, such as http://localhost:8000; OPENAI_API_KEY is its key",
+    add_options(
+        parser, BuildJob, _OPTIONS,
+        output={"flag": "-o --output", "metavar": "DIR", "required": True},
+        prompts={"nargs": "+", "type": str, "metavar": "FILE", "help": "see below"},
+        responses={"nargs": "+", "type": str, "metavar": "FILE"},
+        server={"metavar": "URL"},
+        server_model={"metavar": "NAME"},
+        chat={"help": "prompts as they are, without the chat template"},
+        max_bytes={"flag": "--max-size", "type": _parse_size, "metavar": "SIZE"},
+        lms={"flag": "--lm", "nargs": "+", "type": Path, "metavar": "FILE"},
+        smoothing={"choices": SMOOTHINGS},
+        seconds={"flag": "--time", "type": _parse_time, "metavar": "TIME"},
+    )  # fmt: skip
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print times and sizes, from a probe of the model"
     )
-    add(
-        "--server-model",
-        metavar="NAME",
-        help="name that the server has for MODEL (default: that of the first model that it lists)",
-    )
-    add("-o", "--output", type=Path, required=True, metavar="DIR", help="folder of the drafter")
-    add("--heads", action="store_true", help="train draft heads too")
-    add("--keep-heads", action="store_true", help="keep the heads whatever they gain")
-    add("--no-chat", action="store_true", help="prompts as they are, without the chat template")
-    add("--max-new-tokens", type=int, metavar="N", help="of a response (default 128)")
-    add("--lm", type=Path, nargs="+", metavar="FILE", help="further n-gram LMs, of ngram train "
-        "--model MODEL")  # fmt: skip
-    add("--order", type=int, metavar="N", help="of the n-gram LM (default 5)")
-    add("--smoothing", help="of it (default modified_kneser_ney)")
-    add("--max-size", type=_parse_size, metavar="SIZE", help="of it, such as 4M: prunes it")
-    add("--epochs", type=float, metavar="X", help="of the heads' training (default 6)")
-    add("--batch-size", type=int, metavar="B", help="responses at a time (default 64)")
-    add(
-        "--costs",
-        type=Path,
-        metavar="FILE",
-        help="JSON with milliseconds of a step of the engine "
-        'that will serve, by draft tokens, such as {"0": 21.5, "4": 24}, instead of times measured '
-        "here",
-    )
-    add("--time", type=_parse_time, metavar="TIME", help="such as 20m: uses as many prompts as fit")
-    add("--dry-run", action="store_true", help="print times and sizes, from a probe of the model")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -92,8 +78,7 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
         ImportError: an extra is missing.
     """
-    from lattice_bpd.cli.files import find_model, load_causal_lm
-    from lattice_bpd.cli.heads_option import has_encoder_decoder
+    from lattice_bpd.cli.files import find_model, has_encoder_decoder, load_causal_lm
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.extensions import require
 
@@ -106,7 +91,10 @@ def run(args: argparse.Namespace) -> None:
             f"build: {args.model} is an encoder-decoder; expected a causal LM "
             "(lattice-bpd-translation decodes encoder-decoders)"
         )
-    job = _make_job(args)
+    args.heads = args.heads or args.keep_heads
+    given = pick(args, _OPTIONS)
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    job = BuildJob(**given)
     if job.output.exists() and not job.output.is_dir():
         raise NotADirectoryError(f"{job.output} is a file; expected a folder to write")
     torch = require("torch", "torch")
@@ -131,28 +119,6 @@ def run(args: argparse.Namespace) -> None:
         watcher.close()
     console.print(describe_drafter(result, args.model, job.heads))
     console.print(f"{job.output}: drafter.json and its files")
-
-
-def _make_job(args: argparse.Namespace) -> BuildJob:
-    from lattice_bpd.build.job import BuildJob
-
-    names = ("max_new_tokens", "order", "smoothing", "epochs", "batch_size")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    return BuildJob(
-        args.output,
-        tuple(args.prompts),
-        tuple(args.responses),
-        server=args.server,
-        server_model=args.server_model,
-        chat=not args.no_chat,
-        max_bytes=args.max_size,
-        costs=args.costs,
-        lms=tuple(args.lm or ()),
-        heads=args.heads or args.keep_heads,
-        keep_heads=args.keep_heads,
-        seconds=args.time,
-        **given,
-    )
 
 
 def _describe_plan(plan: Plan) -> str:

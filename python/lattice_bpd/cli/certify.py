@@ -6,7 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lattice_bpd.cli.options import add_command
+
 if TYPE_CHECKING:
+    from lattice_bpd.cli.options import Commands
     from lattice_bpd.conformance.servers import Answers
 
 _EXAMPLE = """examples:
@@ -27,16 +30,14 @@ The exit status is 2 if there are errors.
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command `certify`."""
-    parser = commands.add_parser(
-        "certify",
-        help="check a lossless certificate, or a server's texts",
+    parser = add_command(
+        commands, "certify", run, epilog=_EXAMPLE,
+        summary="check a lossless certificate, or a server's texts",
         description="Decode a certificate's text again by plain greedy calls, and report the first "
         "token that differs; or compare the greedy texts of two servers.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     add = parser.add_argument
     add("file", nargs="?", type=Path, metavar="FILE", help="file that --certificate wrote")
     add("--model", help="the model that generated the text; with --server, the name that the "
@@ -50,7 +51,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--max-tokens", type=int, metavar="N", help="of an answer (default 64)")
     add("--parallel", type=int, metavar="N", help="requests at a time (default 8)")
     add("-o", "--output", type=Path, metavar="FILE", help="JSON file of the comparison or answers")
-    parser.set_defaults(run=run)
 
 
 _OF_SERVERS = ("baseline", "prompts", "no_chat", "max_tokens", "parallel", "output")

@@ -6,7 +6,12 @@ import argparse
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from lattice_bpd.cli.options import add_command
+
+if TYPE_CHECKING:
+    from lattice_bpd.cli.options import Commands
 
 _EXAMPLE = """examples:
   lattice-bpd check demo-out/model                     every strategy, layout and batch size
@@ -21,22 +26,19 @@ generate. The exit status is 2 if any case is different or an error, or if all a
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command `check`."""
-    parser = commands.add_parser(
-        "check",
-        help="compare decoding with a model's own generate",
+    parser = add_command(
+        commands, "check", run, epilog=_EXAMPLE,
+        summary="compare decoding with a model's own generate",
         description="Decode with every strategy, layout, batch size and interface, and compare "
         "each output with that of model.generate(do_sample=False).",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     parser.add_argument("model", metavar="MODEL", help="folder of transformers, or a hub name")
     parser.add_argument(
         "--strategy", nargs="+", metavar="NAME", help="check these only (default: all)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _summarize(verdicts: list[Any]) -> str:
     """The last line: cases by outcome, and positions."""
-    from lattice_bpd.conformance import OUTCOMES
+    from lattice_bpd.conformance.check import OUTCOMES
 
     counts = Counter(verdict.outcome for verdict in verdicts)
     always = ("equal", "refused", "different")
@@ -117,7 +119,7 @@ def _load(name: str) -> tuple[Any, list[list[int]]]:
     """
     from transformers import AutoConfig
 
-    from lattice_bpd.conformance import find_class
+    from lattice_bpd.conformance.cases import find_class
 
     config = _read(name, "config", lambda: AutoConfig.from_pretrained(name))
     model_class = find_class(config)
@@ -130,7 +132,7 @@ def _make_prompts(name: str, model: Any) -> list[list[int]]:
     """Three texts if there is a tokenizer, else random tokens."""
     from transformers import AutoTokenizer
 
-    from lattice_bpd.conformance import random_prompts, text_prompts
+    from lattice_bpd.conformance.cases import random_prompts, text_prompts
 
     try:
         return text_prompts(AutoTokenizer.from_pretrained(name))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from lattice_bpd import text_input
 from lattice_bpd.atomic_files import is_special
@@ -223,3 +228,101 @@ def check_vocabulary(
             f"{option} {name} has a vocabulary of {lm.vocab_size}, the {owner} one of "
             f"{vocab_size}; train the LM on token ids of the {owner}'s tokenizer{padded}"
         )
+
+
+def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]:
+    """The sequences of a text, (T_i,) integers each.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a line that does not consist of token ids, or another format.
+    """
+    from lattice_bpd.train.text.text_files import map_npy
+
+    if path.suffix == ".npy":
+        ids = map_npy(str(path))
+        return list(ids) if ids.ndim == 2 else [ids]
+    lines = [line for line in text_input.read_text(path).split("\n") if line.strip()]
+    if tokenizer is not None:
+        return [np.array(e.ids, np.int32) for e in load_tokenizer(tokenizer).encode_batch(lines)]
+    sequences: list[npt.NDArray[Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            sequences.append(np.array(line.split(), dtype=np.int64))
+        except ValueError:
+            raise ValueError(
+                f"{path}: non-empty line {number} is {line[:40]!r}; expected decimal token ids, or "
+                "give --tokenizer for plain text"
+            ) from None
+    return sequences
+
+
+@dataclass(frozen=True)
+class ModelFolders:
+    """The folders of a model and its heads, as `check_folders` found them.
+
+    Attributes:
+        model: of the model.
+        heads: of the heads; None: the model's.
+        is_encoder_decoder: of the model.
+    """
+
+    model: Path
+    heads: Path | None
+    is_encoder_decoder: bool
+
+
+def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) -> ModelFolders:
+    """Refuse a model's folder that is missing, or has no heads where they are needed.
+
+    Args:
+        model: the folder of the model.
+        heads: the folder of its heads; None: the model's.
+        needs_heads: whether the command runs with heads only.
+
+    Raises:
+        ImportError: torch is not installed.
+        FileNotFoundError: no such folder.
+        ValueError: a folder without heads of this kind of model, or one with heads only instead of
+            a model.
+    """
+    require("torch", "torch")
+    from lattice_bpd.models.checkpoint import (
+        HEAD_SOURCES,
+        describe_published,
+        has_heads,
+        has_target,
+        head_names,
+    )
+
+    for option, folder in (("", model), ("--heads ", heads)):
+        if folder is not None:
+            expected = "the draft heads" if option else "a causal LM of transformers"
+            require_folder(folder, expected, option)
+    folders = ModelFolders(model, heads, has_encoder_decoder(model))
+    if not has_target(model) and has_heads(model):
+        raise ValueError(
+            f"{model} holds draft heads only; give the model's folder as the model, and this one "
+            "as --heads"
+        )
+    names = f"({', '.join(head_names())})"
+    if heads is not None and not has_heads(heads):
+        raise ValueError(
+            f"--heads {heads}: the folder has no draft heads {names}; expected one that "
+            f"{HEAD_SOURCES}{describe_published(heads)}"
+        )
+    if heads is None and needs_heads and not has_heads(model):
+        raise ValueError(
+            f"{model} has no draft heads {names}; give --heads DIR, or a folder that "
+            "`lattice-bpd heads train` wrote without --heads-only"
+        )
+    return folders
+
+
+def has_encoder_decoder(directory: Path) -> bool:
+    """Whether a folder's model is an encoder-decoder, by its config.json."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return bool(config.get("is_encoder_decoder"))
+    except (OSError, ValueError, AttributeError):
+        return False  # whoever loads the model says what is wrong

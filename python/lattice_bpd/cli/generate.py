@@ -8,13 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.draft_options import add_draft_options, list_strategies, read_draft_options
-from lattice_bpd.cli.heads_option import add_heads_option, check_folders
+from lattice_bpd.cli.files import check_folders
+from lattice_bpd.cli.options import (
+    add_command,
+    add_draft_options,
+    add_heads_option,
+    list_strategies,
+    pick,
+    read_draft_options,
+)
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.extensions import require
 
 if TYPE_CHECKING:
     from lattice_bpd.build.report import PlainResult
+    from lattice_bpd.cli.options import Commands
     from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
     from lattice_bpd.verify import Acceptance
 
@@ -31,24 +39,22 @@ sampled:TEMPERATURE[,top_p=P][,top_k=K][,min_p=P][,seed=N], or rejection:.. with
 and lenience=L for --strategy sampled and draft_model. The output says whether the rule is lossy.
 """
 _OPTIONS = (
-    "strategy", "sources", "top_k", "num_drafts", "max_nodes", "alpha", "temperature",
+    "sources", "top_k", "num_drafts", "max_nodes", "alpha", "temperature",
     "draft_length",
 )  # fmt: skip
 _TOKENS, _CHAT_TOKENS = 64, 256
 _ACCEPTED, _OWN = "green", "bold yellow"
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command `generate`."""
-    parser = commands.add_parser(
-        "generate",
-        help="decode a prompt with any causal LM, with or without draft heads",
+    parser = add_command(
+        commands, "generate", run, epilog=_EPILOG,
+        summary="decode a prompt with any causal LM, with or without draft heads",
         description="Decode a prompt. Every strategy generates the target model's greedy output,\n"
         "unless --accept, --regex or --json-schema changes it. The default strategy drafts from\n"
         "all that there is: heads, LM and the text so far; with --draft-model it is draft_model.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
     parser.add_argument(
         "model", metavar="MODEL",
         help="directory or hub name of a causal LM of transformers; draft heads are in the same "
@@ -100,7 +106,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "tokens/s of both",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.set_defaults(run=run, strategy=None)  # by what is in MODEL
 
 
 def run(args: argparse.Namespace) -> None:
@@ -236,7 +241,8 @@ def _read_drafter(args: argparse.Namespace) -> None:
 
     path = find_drafter_file(args.drafter)
     file = read_drafter_file(path)
-    given = [name for name in (*_OPTIONS, "draft_model") if getattr(args, name) is not None]
+    options = pick(args, ("strategy", *_OPTIONS, "draft_model"))
+    given = [name for name, value in options.items() if value is not None]
     if args.lm is not None and (file.lm is None or str(args.lm) == "none"):
         given.append("lm")
     if given:

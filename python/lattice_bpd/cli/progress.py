@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.heartbeat import describe_memory
 from lattice_bpd.extensions import require
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lattice_bpd.train import CountingProgress
+
 LINE_INTERVAL = 10.0  # seconds between lines without a terminal
+_BAR_INTERVAL = 0.1  # seconds
 
 
 def make_console(*, no_color: bool = False) -> Console:
@@ -121,3 +128,145 @@ def make_bar(console: Console, columns: Sequence[str]) -> Any:
         )
 
     return progress.Progress(*map(make_column, columns), console=console, transient=True)
+
+
+class Heartbeat:
+    """Prints a line on stderr every ten seconds: "prune: 20 s, 1.2 GB of memory".
+
+    Args:
+        name: name of the step.
+        interval: seconds between lines.
+    """
+
+    def __init__(self, name: str, interval: float = LINE_INTERVAL) -> None:
+        self._name, self._interval = name, interval
+        self._start = self._last = time.monotonic()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def delay(self) -> None:
+        """Restarts the interval, after another line was printed."""
+        self._last = time.monotonic()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(max(self._last + self._interval - time.monotonic(), 0.01)):
+            now = time.monotonic()
+            if now < self._last + self._interval:
+                continue
+            self._last = now
+            line = f"{self._name}: {now - self._start:,.0f} s, {describe_memory()}"
+            print(line, file=sys.stderr, flush=True)
+
+
+def describe_memory() -> str:
+    """The resident memory of this process, such as "1.2 GB of memory"."""
+    return f"{memory_in_use() / 1e9:.1f} GB of memory"
+
+
+def memory_in_use() -> int:
+    """Resident memory of this process in bytes; 0 if unknown."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(sizes[0]) * 1024 if sizes else 0
+
+
+@contextmanager
+def timed_step(name: str) -> Iterator[None]:
+    """Prints the name of a step, its time and the memory in use on stderr."""
+    print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+    start = time.perf_counter()
+    try:
+        with Heartbeat(name):
+            yield
+    except BaseException:
+        print(file=sys.stderr)
+        raise
+    print(f"{time.perf_counter() - start:.1f} s, {describe_memory()}", file=sys.stderr)
+
+
+class CountingWatcher:
+    """Displays tokens, rate, time left and memory; call it with each CountingProgress.
+
+    While the core merges or estimates, a heartbeat prints time and memory instead.
+    """
+
+    def __init__(self) -> None:
+        self._heartbeat = Heartbeat("merge and estimate")
+        self._start = self._last = time.monotonic()
+        self._bar = _make_bar() if sys.stderr.isatty() else None
+        self._task: Any = None
+
+    def __enter__(self) -> CountingWatcher:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=None)
+        self._heartbeat.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._heartbeat.__exit__(kind, error, traceback)
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: CountingProgress) -> None:
+        """Displays the progress, at most once per interval."""
+        now = time.monotonic()
+        self._heartbeat.delay()
+        if now - self._last < (_BAR_INTERVAL if self._bar is not None else LINE_INTERVAL):
+            return
+        self._last = now
+        line = describe(progress, now - self._start)
+        if self._bar is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.update(
+                self._task,
+                description=line,
+                completed=progress.bytes_done,
+                total=progress.bytes_total,
+            )
+
+
+def describe(progress: CountingProgress, seconds: float) -> str:
+    """One line, such as "12,000,000 tokens, 1,500,000/s, 40 s left, 1.2 GB of memory"."""
+    parts = [
+        f"{progress.num_tokens:,} tokens",
+        f"{progress.num_tokens / max(seconds, 1e-9):,.0f}/s",
+    ]
+    total, done = progress.bytes_total, progress.bytes_done
+    if total and done:
+        parts.append(f"{seconds * max(total - done, 0) / done:,.0f} s left")
+    parts.append(describe_memory())
+    if progress.num_runs:
+        parts.append(f"{progress.num_runs} runs of {progress.spilled_bytes / 1e9:.2f} GB on disk")
+    return ", ".join(parts)
+
+
+def _make_bar() -> Any:
+    """A rich progress bar on stderr, or None without rich."""
+    try:
+        console = require("rich.console", "train").Console(stderr=True)
+    except ImportError:
+        return None
+    return make_bar(console, ["SpinnerColumn", "BarColumn", "{task.description}"])

@@ -176,13 +176,10 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
 
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
-_STRATEGIES = ("greedy", "bpd", "neural", "p_best", "chain", "tree", "mixture")
 _HINT = "make one with lattice-bpd tune or build"
 _FILE = "drafter.json"
 _NGRAM, _RESCORER = "an n-gram LM", "a rescorer"
-_OPTIONS = (
-    "strategy", "top_k", "num_drafts", "max_nodes", "alpha", "temperature", "sources",
-)  # fmt: skip
+_OPTIONS = tuple(one.name for one in fields(DraftConfig))
 
 
 @dataclass(frozen=True)
@@ -213,9 +210,12 @@ class DrafterFile:
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values."""
-        if self.config.strategy not in _STRATEGIES:
+        known = [
+            name for name, info in STRATEGIES.items() if {"heads", "lm"}.issuperset(info.needs)
+        ]
+        if self.config.strategy not in known:
             raise ValueError(
-                f"strategy is {self.config.strategy!r}; expected one of {', '.join(_STRATEGIES)}"
+                f"strategy is {self.config.strategy!r}; expected one of {', '.join(known)}"
             )
         is_mixture = self.config.strategy == "mixture"
         for name in ("vocab_size", "num_slots"):
@@ -259,12 +259,12 @@ class DrafterFile:
             OSError: it cannot be written.
         """
         path = Path(path)
-        config = {name: getattr(self.config, name) for name in _OPTIONS}
+        config = {name: value for name, value in asdict(self.config).items() if value is not None}
         other_fields = asdict(self)
         del other_fields["config"]
         value = {"format": _FORMAT, "version": _VERSION, **config, **other_fields}
         if self.config.strategy != "mixture":
-            del value["lms"], value["gates"], value["sources"]
+            del value["lms"], value["gates"]
         write_json(path, value)
 
 

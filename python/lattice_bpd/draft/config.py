@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ class StrategyInfo(NamedTuple):
     Attributes:
         summary: for help texts and tables.
         options: the fields of DraftConfig that it uses.
-        needs: those of "heads", "lm" and "draft_model" that it requires.
+        needs: those of "heads", "lm", "draft_model" and "output" (the target's) that it requires.
         takes: those that are optional.
     """
 
@@ -66,7 +64,7 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
         ("draft_length", "top_k", "max_nodes", "temperature"), ("draft_model",),
     ),
     "oracle": StrategyInfo(
-        "the best path in hindsight; decodes greedily first", ("top_k",), ("heads",)
+        "the best path in hindsight; decodes greedily first", ("top_k",), ("heads", "output")
     ),
 }  # fmt: skip
 """Every strategy by name, in the order of tables and help texts."""
@@ -88,7 +86,7 @@ class DraftConfig:
             cost of calls, 0 to 64; for "draft_model" a chain.
         alpha: weight of the LM's natural log probabilities.
         temperature: divides the scores of chains and trees; above 1 a tree is wider and less deep.
-        draft_length: longest draft of "draft_model" (None: 5).
+        draft_length: longest draft of "draft_model"; None: 5.
         beam: prefixes that a neural LM keeps at each slot; None: as many as there are drafts.
         normalization: "global": whole paths are ranked by their scores; "local": the scores of a
             slot's candidates, LM included, are normalized by softmax after every prefix; None: the
@@ -182,13 +180,6 @@ class DraftConfig:
             return replace(base, **options)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from None
-
-    @classmethod
-    def describe(cls, name: str) -> str:
-        """The description of an option, as the class documents it."""
-        text = inspect.cleandoc(cls.__doc__ or "")
-        match = re.search(rf"^    {name}: (.*?)(?=^    \w+: |^\S|\Z)", text, re.M | re.S)
-        return "" if match is None else " ".join(match.group(1).split())
 
 
 def check_used(where: str, strategy: str, options: Iterable[str]) -> None:

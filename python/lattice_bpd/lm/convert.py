@@ -40,13 +40,13 @@ def read_lm(
     Args:
         path: A native LM file, ARPA text, gzipped ARPA text, or an OpenFst file (vector or const)
             whose labels are token id + 1 and whose states have failure (or epsilon) arcs.
-        vocab: ARPA: the word of each token id, see :func:`read_words`. Without it words are
-            decimal token ids.
-        encoding: ARPA: encoding of the words, see :meth:`NGramLM.from_arpa`.
+        vocab: ARPA: words by token id: a tokenizer.json (or its folder), vocab.json, SentencePiece
+            .model, or one word per line; see :func:`read_words`. None: decimal token ids.
+        encoding: ARPA: encoding of the words, such as latin-1.
         vocab_size: V; needed for an OpenFst file without vocab.
-        bos_id: token id that is ``<s>``; likewise eos_id and unk_id. Not for native files.
-        eos_id: see bos_id.
-        unk_id: see bos_id.
+        bos_id: token id that is ``<s>``, if any. Not for native files.
+        eos_id: token id that is ``</s>``, if any.
+        unk_id: token id that is ``<unk>``, if any.
         failure_label: OpenFst: the label of failure arcs; by default 0 if the FST has epsilon arcs,
             else the one that to_pywrapfst and write_lm use.
 
@@ -82,9 +82,9 @@ def read_kenlm(
 
     Args:
         path: the file.
-        vocab: the word of each token id, see :func:`read_words`. Without it the file's words are
-            numbered in file order, except ``<s>``, ``</s>`` and ``<unk>``.
-        encoding: encoding of the words, see :meth:`NGramLM.from_arpa`.
+        vocab: words by token id, see :func:`read_words`. None: in file order, except ``<s>``,
+            ``</s>`` and ``<unk>``.
+        encoding: encoding of the words, such as latin-1.
 
     Returns:
         The LM, and the word of each token id.

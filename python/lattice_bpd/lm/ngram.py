@@ -78,8 +78,8 @@ class NGramLM:
             unseen: What token ids that never occur get: "cost" 1000, so that every path through a
                 lattice has a probability; or "uniform": unigrams are discounted absolutely and
                 the discounted mass is spread over all symbols but ``<s>``.
-            min_counts: One entry for each order; rarer n-grams are dropped unless a kept n-gram
-                needs them. None keeps all. The paper: ``[1, 1, 2, 4]`` for order 4.
+            min_counts: Smallest count to keep, for each order, such as 1,1,2,4 (the paper's);
+                rarer n-grams are dropped unless a kept n-gram needs them. None: all are kept.
             full_count_of_counts: Take counts of counts (and continuation counts) from the whole
                 corpus (right), or from what min_counts leaves of it (as toolkits do that prune
                 counts before they estimate).
@@ -362,8 +362,9 @@ class NGramLM:
         Args:
             theta: Drop n-grams whose removal alone raises perplexity by less than this factor - 1,
                 for instance 1e-8 (Stolcke 1998).
-            prune_to: Drop the n-grams that cost least until at most so many are left, of those
-                that :attr:`num_prunable` counts. Ties are dropped together.
+            prune_to: Drop the n-grams that cost least until at most so many are left; symbols
+                without a probability of their own stay and do not count, see :attr:`num_prunable`.
+                Ties are dropped together.
             min_counts: One entry for each order; drop n-grams whose count, as estimated from their
                 probability, is lower. Counts of the corpus are better: give them to :meth:`train`.
             keep_ids: (K,) token ids; drop n-grams with any other. Unigrams are scaled to sum to 1.

@@ -5,12 +5,5 @@ from __future__ import annotations
 from lattice_bpd.decode.constraint.fst import FstConstraint
 from lattice_bpd.decode.constraint.guidance import GuidanceConstraint
 from lattice_bpd.decode.constraint.protocol import Constraint, ConstraintState
-from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 
-__all__ = [
-    "ConstrainedSelector",
-    "Constraint",
-    "ConstraintState",
-    "FstConstraint",
-    "GuidanceConstraint",
-]
+__all__ = ["Constraint", "ConstraintState", "FstConstraint", "GuidanceConstraint"]

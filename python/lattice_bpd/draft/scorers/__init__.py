@@ -8,18 +8,16 @@ MixtureScorer      several scorers with weights
 For neural LMs see `lattice_bpd.decode.drafters.NeuralScorer`, which needs torch.
 """
 
-from lattice_bpd.draft.scorers.beam import ScorerError, search_drafts
+from lattice_bpd.draft.scorers.beam import search_drafts
 from lattice_bpd.draft.scorers.kenlm import KenlmScorer
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
-from lattice_bpd.draft.scorers.ngram import NGramScorer, as_scorer
+from lattice_bpd.draft.scorers.ngram import NGramScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer
 
 __all__ = [
     "KenlmScorer",
     "MixtureScorer",
     "NGramScorer",
-    "ScorerError",
     "TransitionScorer",
-    "as_scorer",
     "search_drafts",
 ]

@@ -170,9 +170,9 @@ def count_corpus(
         memory: limit in bytes for sorting ("2G", "500M"); tokenizing needs more.
         threads: 0 for every core. The counts do not depend on it.
         temp_dir: folder for spilled runs; default: TMPDIR, or the system's. Nothing is left in it.
-        resume: continue from an existing `output`: skip the files that it has counted.
-        checkpoint_minutes: interval at which to write `output` (after a whole file), so that a
-            killed run can be resumed; None: only at the end.
+        resume: continue from an existing counts file: skip the files that it has counted.
+        checkpoint_minutes: interval at which to write the counts file (after a whole file), so
+            that a killed run can be resumed. None: only at the end.
         on_progress: called after each batch.
 
     Returns:
@@ -219,7 +219,7 @@ def merge_counts(
     Args:
         paths: counts files of the same vocabulary, in any order.
         output: the counts file; may be one of `paths`.
-        order: order of the result; default: their lowest.
+        order: of the result. None: their lowest.
         memory: limit in bytes for buffers and, with very many files, early merges.
         threads: 0 for every core. The counts do not depend on it.
         temp_dir: see count_corpus.

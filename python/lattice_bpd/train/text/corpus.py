@@ -96,7 +96,7 @@ def _find_merges(path: Path) -> Path | None:
         if (path.parent / name).is_file():
             return path.parent / name
     raise FileNotFoundError(
-        f"{path}: no merges.txt or vocab.bpe next to it; give the file with the merges (--merges)"
+        f"{path}: no merges.txt or vocab.bpe next to it; give the file with the merges"
     )
 
 
@@ -234,16 +234,17 @@ class Corpus:
         inputs: files and folders, or "-" for standard input. Text: any name, .gz and .zst are
             decompressed, .jsonl has an object on each line. Token ids: .npy and .bin. From
             folders, also below them: .txt, .text, .md, .jsonl, .ndjson (.gz, .zst), .npy, .bin.
-        tokenizer: file of a tokenizer, see load_encoder; not needed for token ids.
-        merges: file of the merges of a GPT-2 style vocab.json.
-        vocab_size: V; default: that of the tokenizer.
+        tokenizer: tokenizer.json, vocab.json with its merges, a SentencePiece .model, or a
+            vocabulary .txt for text that is split at white space; token ids need none.
+        merges: file of the merges of a GPT-2 style vocab.json; None: merges.txt or vocab.bpe in
+            the same folder.
+        vocab_size: number of token ids. None: the tokenizer's.
         boundaries: unit of text between <s> and </s>: "line", "paragraph" or "document".
         field: the .jsonl field with the text.
-        bos_id: token id that is ``<s>``, likewise eos_id and unk_id. eos_id also ends the
-            sequences in files of token ids.
-        eos_id: see bos_id.
-        unk_id: see bos_id.
-        id_type: "uint16" or "uint32", for .bin; default: the smallest that vocab_size fits.
+        bos_id: token id that is ``<s>``, if any.
+        eos_id: token id that is ``</s>``, if any; it also ends the sequences in files of ids.
+        unk_id: token id that is ``<unk>``, if any.
+        id_type: "uint16" or "uint32", of .bin files. None: the smallest that fits.
         threads: for SentencePiece; 0 for every core.
     """
 

@@ -6,32 +6,21 @@ from lattice_bpd.verify.acceptance.rules import (
     Acceptance,
     Exact,
     RelaxedAcceptance,
-    RelaxedSelector,
     SpecDecPlusPlus,
     TopKMatch,
     Typical,
     parse_acceptance,
 )
-from lattice_bpd.verify.acceptance.sampling import (
-    Rejection,
-    RejectionSelector,
-    Sampled,
-    SampledSelector,
-)
-from lattice_bpd.verify.acceptance.warp import Warp
+from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 
 __all__ = [
     "Acceptance",
     "Exact",
     "Rejection",
-    "RejectionSelector",
     "RelaxedAcceptance",
-    "RelaxedSelector",
     "Sampled",
-    "SampledSelector",
     "SpecDecPlusPlus",
     "TopKMatch",
     "Typical",
-    "Warp",
     "parse_acceptance",
 ]

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.files import check_vocabulary
-from lattice_bpd.cli.heads_option import add_heads_option, check_folders
+from lattice_bpd.cli.files import check_folders, check_vocabulary
+from lattice_bpd.cli.options import add_heads_option
 from lattice_bpd_kim2024.cli.evaluate_options import (
     add_recording_options,
     add_rescorer_option,

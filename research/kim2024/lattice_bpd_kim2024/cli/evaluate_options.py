@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lattice_bpd.cli.heads_option import ModelFolders, check_folders
+from lattice_bpd.cli.files import ModelFolders, check_folders
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

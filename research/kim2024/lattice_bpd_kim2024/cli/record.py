@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lattice_bpd.cli.heads_option import add_heads_option, check_folders
+from lattice_bpd.cli.files import check_folders
+from lattice_bpd.cli.options import add_heads_option
 from lattice_bpd_kim2024.cli.evaluate_options import (
     add_recording_options,
     add_stop_tokens,

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.files import check_vocabulary
-from lattice_bpd.cli.heads_option import add_heads_option, has_encoder_decoder
+from lattice_bpd.cli.files import check_vocabulary, has_encoder_decoder
+from lattice_bpd.cli.options import add_heads_option
 from lattice_bpd_kim2024.cli.evaluate_options import (
     TEXT_LIMIT,
     add_rescorer_option,

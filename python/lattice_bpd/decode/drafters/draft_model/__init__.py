@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lattice_bpd.decode.drafters.draft_model.drafter import SHAPES, DraftModelDrafter
+from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 
-__all__ = ["SHAPES", "DraftModelDrafter"]
+__all__ = ["DraftModelDrafter"]

@@ -1,0 +1,285 @@
+"""`lattice-bpd ngram train`, `count`, `merge-counts` and `distil`: LMs and counts of a corpus."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lattice_bpd import train
+from lattice_bpd.cli.files import check_output
+from lattice_bpd.cli.options import (
+    add_command,
+    add_corpus_options,
+    add_estimate_options,
+    add_inputs,
+    add_model_option,
+    add_options,
+    estimate_arguments,
+    make_corpus,
+    pick,
+    use_model_vocabulary,
+)
+from lattice_bpd.cli.progress import CountingWatcher, Heartbeat, timed_step
+from lattice_bpd.lm.training import RaggedIds
+
+if TYPE_CHECKING:
+    from lattice_bpd import NGramLM
+    from lattice_bpd.cli.options import Commands
+    from lattice_bpd.token_ids import Int32Array
+
+_COUNTING = ("memory", "threads")
+_COUNT = ("order", "resume", "checkpoint_minutes", *_COUNTING)
+_MERGE = ("order", "allow_repeats", *_COUNTING)
+_SIZE = {"type": str, "metavar": "SIZE"}
+_TRAIN_EXAMPLE = """examples:
+  lattice-bpd ngram train corpus.txt --order 4 --model MODEL -o corpus.lm
+  lattice-bpd ngram train corpus.txt --order 4 --tokenizer tokenizer.json -o corpus.lm
+  lattice-bpd ngram train all.counts --min-counts 1,1,2,4 -o all.lm
+"""
+_COUNT_EXAMPLE = """examples:
+  lattice-bpd ngram count corpus.jsonl.zst --tokenizer tokenizer.json --order 4 -o corpus.counts
+  lattice-bpd ngram count shards/ --tokenizer tokenizer.json --memory 8G --resume -o all.counts
+  lattice-bpd ngram count ids.bin --vocab-size 50257 --eos-id 50256 -o ids.counts
+"""
+_MERGE_EXAMPLE = """example:
+  lattice-bpd ngram merge-counts part-0.counts part-1.counts -o all.counts
+"""
+_DISTIL_EXAMPLE = """examples:
+  lattice-bpd ngram distil --model target --corpus corpus.txt -o target.lm
+  lattice-bpd ngram merge target.lm corpus.lm --weights 0.7,0.3 -o mixed.lm
+"""
+
+
+def add_parsers(actions: Commands) -> None:
+    """Adds the actions."""
+    lm = "LM file; ARPA or OpenFst where it ends in .arpa, .arpa.gz or .fst"
+    parser = add_command(
+        actions, "train", run_train, epilog=_TRAIN_EXAMPLE,
+        summary="train a backoff LM on text, token ids or counts",
+        description="Train a backoff n-gram LM over the token ids of a tokenizer.",
+    )  # fmt: skip
+    add_inputs(parser, also="; or counts files of `ngram count`")
+    add_model_option(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="LM", help=lm)
+    parser.add_argument(
+        "--order", type=int, metavar="N", help="1..6 (default 4, or that of the counts)"
+    )
+    add_estimate_options(parser)
+    add_corpus_options(parser)
+    add_options(parser, train.train_corpus, _COUNTING, memory=_SIZE)
+
+    parser = add_command(
+        actions, "count", run_count, epilog=_COUNT_EXAMPLE,
+        summary="count n-grams out of core",
+        description="Count the n-grams of files of text or token ids within a memory budget and "
+        "write a counts file, from which `ngram train` makes LMs.",
+    )  # fmt: skip
+    add_inputs(parser)
+    add_model_option(parser)
+    _add_counts_output(parser)
+    add_corpus_options(parser)
+    add_options(
+        parser, train.count_corpus, _COUNT, memory=_SIZE,
+        checkpoint_minutes={"flag": "--checkpoint", "metavar": "MINUTES"},
+    )  # fmt: skip
+
+    parser = add_command(
+        actions, "merge-counts", run_merge, epilog=_MERGE_EXAMPLE,
+        summary="add counts files up",
+        description="Add up counts files of one vocabulary, streaming.",
+    )  # fmt: skip
+    parser.add_argument("counts", nargs="+", type=Path, metavar="COUNTS", help="counts files")
+    _add_counts_output(parser)
+    add_options(parser, train.merge_counts, _MERGE, memory=_SIZE)
+
+    parser = add_command(
+        actions, "distil", run_distil, epilog=_DISTIL_EXAMPLE,
+        summary="train an LM on a model's own predictions over a corpus",
+        description="Let a model read a corpus once and train a backoff n-gram LM of its most "
+        "likely token after each history of the text.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="MODEL",
+        help="the target: a folder of transformers or a blockwise model, or a .bin of llama2.c",
+    )  # fmt: skip
+    parser.add_argument(
+        "--corpus", nargs="+", required=True, metavar="INPUT",
+        help="as of ngram train; held in memory as token ids",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="LM", help=lm)
+    parser.add_argument("--order", type=int, default=4, metavar="N", help="1..6 (default 4)")
+    add_estimate_options(parser)
+    add_options(parser, train.train_corpus, ["threads"])
+    add_corpus_options(parser)
+
+
+def _add_counts_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="COUNTS", help="counts file to write"
+    )
+
+
+def run_train(args: argparse.Namespace) -> None:
+    """Trains and writes the LM.
+
+    Raises:
+        ValueError: bad input or options.
+        OSError: a file that cannot be read or written, a full disk.
+        ImportError: an extra is missing.
+    """
+    _train_and_write(args.output, lambda: _train(args))
+
+
+def run_distil(args: argparse.Namespace) -> None:
+    """Reads the corpus, predicts, counts, writes the LM.
+
+    Raises:
+        ValueError: bad input or options, a tokenizer that is not the model's.
+        OSError: a file that cannot be read or written.
+        ImportError: an extra is missing.
+    """
+    _train_and_write(args.output, lambda: _distil(args))
+
+
+def _train_and_write(output: Path, estimate: Callable[[], NGramLM]) -> None:
+    """Trains, prints warnings, writes the LM and prints its size; the output is checked first."""
+    from lattice_bpd.lm.convert import write_lm
+
+    check_output(output)
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lm = estimate()
+    for warning in caught:
+        print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
+    with timed_step(f"write {output}"):
+        write_lm(lm, output)
+    print(
+        f"{output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
+        f"{sum(lm.num_ngrams):,} n-grams in {time.perf_counter() - start:.1f} s"
+    )
+
+
+def _train(args: argparse.Namespace) -> NGramLM:
+    options: dict[str, Any] = {**estimate_arguments(args), **pick(args, _COUNTING)}
+    if _all_counts(args.inputs):
+        if args.model is not None:
+            raise ValueError(
+                "--model with counts files, which have a vocabulary already; leave it out, and "
+                "give it to `ngram count`"
+            )
+        with Heartbeat("merge and estimate"):
+            return train.train_counts(args.inputs, args.order, **options)
+    use_model_vocabulary(args)
+    order = args.order if args.order is not None else 4
+    with CountingWatcher() as watcher:
+        return train.train_corpus(
+            make_corpus(args, args.inputs), order, on_progress=watcher, **options
+        )
+
+
+def _all_counts(inputs: list[str]) -> bool:
+    """Whether the inputs are counts files.
+
+    Raises:
+        ValueError: only some are.
+    """
+    from lattice_bpd.train.ngram.corpus_lm import is_counts_file
+
+    is_counts = [is_counts_file(name) for name in inputs]
+    if any(is_counts) and not all(is_counts):
+        raise ValueError(
+            f"{inputs[is_counts.index(False)]}: not a counts file, while "
+            f"{inputs[is_counts.index(True)]} is one; count the others first (ngram count), or "
+            "leave the counts out"
+        )
+    return all(is_counts)
+
+
+def _distil(args: argparse.Namespace) -> NGramLM:
+    from lattice_bpd.cli.files import load_causal_lm
+
+    with timed_step(f"load {args.model}"):
+        model = load_causal_lm(args.model)
+    from lattice_bpd.train.ngram.distil import distil_ngram
+
+    own = args.model / "tokenizer.json"
+    if args.tokenizer is None and own.is_file():
+        args.tokenizer = str(own)
+    if args.vocab_size is None:
+        args.vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
+    with timed_step("read the corpus"):
+        ragged = _read_all(make_corpus(args, args.corpus))
+    sequences = len(ragged.offsets) - 1
+    size = ragged.token_ids.itemsize
+    with CountingWatcher() as watcher:
+        return distil_ngram(
+            model,
+            ragged,
+            args.order,
+            on_tokens=lambda done, total: watcher(
+                train.CountingProgress(done, sequences, size * done, size * total, 0, 0)
+            ),
+            **pick(args, ("bos_id", "eos_id", "unk_id", "threads")),
+            **estimate_arguments(args),
+        )
+
+
+def _read_all(corpus: train.Corpus) -> RaggedIds:
+    """All sequences of a corpus, pieces of one joined."""
+    ids: list[Int32Array] = [np.zeros(0, np.int32)]
+    ends, total = [0], 0
+    for batch in corpus.batches():
+        ids.append(batch.token_ids)
+        batch_ends = (total + batch.offsets[1:]).tolist()
+        total += len(batch.token_ids)
+        ends += batch_ends[:-1] if batch.continues_next else batch_ends
+    return RaggedIds(np.concatenate(ids), np.array(ends, np.int64))
+
+
+def run_count(args: argparse.Namespace) -> None:
+    """Counts and writes the counts file.
+
+    Raises:
+        ValueError: bad input or options.
+        OSError: a file that cannot be read or written, a full disk.
+        ImportError: an extra is missing.
+    """
+    check_output(args.output)
+    use_model_vocabulary(args)
+    start = time.perf_counter()
+    options = pick(args, _COUNT)
+    with CountingWatcher() as watcher:
+        corpus = make_corpus(args, args.inputs)
+        info = train.count_corpus(corpus, args.output, on_progress=watcher, **options)
+    _print_info(args.output, info, time.perf_counter() - start)
+
+
+def run_merge(args: argparse.Namespace) -> None:
+    """Merges and writes the counts file.
+
+    Raises:
+        ValueError: files of other vocabularies, or sources counted twice.
+        OSError: a file that cannot be read or written.
+    """
+    check_output(args.output)
+    start = time.perf_counter()
+    with Heartbeat("merge"):
+        options = pick(args, _MERGE)
+        info = train.merge_counts(args.counts, args.output, **options)
+    _print_info(args.output, info, time.perf_counter() - start)
+
+
+def _print_info(path: Path, info: train.CountsInfo, seconds: float) -> None:
+    print(
+        f"{path}: order {info.order}, vocabulary {info.vocab_size:,}, {info.num_records:,} "
+        f"different n-grams of {info.num_tokens:,} tokens in {info.num_sequences:,} sequences, "
+        f"{info.file_size:,} bytes, in {seconds:.1f} s"
+    )

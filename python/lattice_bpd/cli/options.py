@@ -1,0 +1,304 @@
+"""Options of commands, generated from the dataclasses and functions that they are passed to.
+
+An argument's type, default and description are declared once, where the library documents it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lattice_bpd import train
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig, check_used
+from lattice_bpd.lm.ngram import NGramLM
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Parser = argparse.ArgumentParser | argparse._ArgumentGroup
+
+SMOOTHINGS = ("katz", "kneser_ney", "modified_kneser_ney", "witten_bell", "absolute")
+_SPECIAL_IDS = ("bos_id", "eos_id", "unk_id")
+_VOCABULARY = ("tokenizer", "vocab_size", "boundaries", "field", *_SPECIAL_IDS)
+_ESTIMATE = ("min_counts", "smoothing", "unseen", "katz_k")
+_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    *,
+    summary: str,
+    description: str,
+    epilog: str = "",
+) -> argparse.ArgumentParser:
+    """Adds a command: `summary` is its line in the list of commands, `epilog` its examples."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_options(
+    parser: Parser, source: Callable[..., Any], names: Iterable[str], **changes: dict[str, Any]
+) -> None:
+    """Adds an option for each named argument of a function, or field of a dataclass.
+
+    A bool is a flag that changes its default. "None: .." in a description is what happens without
+    the option.
+
+    Args:
+        parser: a command's parser, or a group of it.
+        source: the function or dataclass, with a Google-style docstring.
+        names: of its arguments.
+        changes: by name, arguments of `add_argument` that differ; "flag" is the option's name.
+    """
+    parameters = inspect.signature(source).parameters
+    for name in names:
+        default, kind = parameters[name].default, str(parameters[name].annotation).split(" | ")[0]
+        if kind == "bool":
+            options: dict[str, Any] = {"action": "store_false" if default else "store_true"}
+        else:
+            parse, metavar = _KINDS.get(kind, (str, name.upper()))
+            options = {"type": parse, "metavar": metavar, "default": default}
+        text = describe(source, name)
+        if kind != "bool" and default not in (None, (), inspect.Parameter.empty):
+            number = f"{default:g}" if isinstance(default, float) else default
+            text = f"{text} (default {number})"
+        change = {**changes.get(name, {})}
+        flag = change.pop("flag", f"--{'no-' if default is True else ''}{name.replace('_', '-')}")
+        if "choices" in change:
+            options.pop("metavar")
+        options = {"help": text.replace("%", "%%"), **options, **change, "dest": name}
+        parser.add_argument(*flag.split(), **options)
+
+
+def describe(source: Callable[..., Any], name: str) -> str:
+    """The description of an argument in a docstring, for a help text."""
+    text = inspect.cleandoc(source.__doc__ or "")
+    match = re.search(rf"^    {name}: (.*?)(?=^    \w+: |^\S|\Z)", text, re.M | re.S)
+    line = "" if match is None else " ".join(match.group(1).split()).rstrip(".")
+    line = re.sub(r"[;,] see :\w+:`\w+`|:\w+:|`", "", line)
+    line = re.sub(r"(?:^|[.;,] )None: ([^.;]*)", r" (default: \1)", line)
+    line = line.removeprefix("whether to ")
+    return line[:1].lower() + line[1:] if re.match(r"[A-Z][a-z]+ ", line) else line
+
+
+def pick(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The values of options by name."""
+    return {name: getattr(args, name) for name in names}
+
+
+def parse_size(text: str) -> int:
+    """Parses 100M, 2.5k or 1000.
+
+    Raises:
+        ArgumentTypeError: not such a number.
+    """
+    try:
+        return round(float(text.rstrip("kMG")) * _UNITS.get(text[-1:], 1))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size; expected a number such as 250000, 500k or 100M"
+        ) from None
+
+
+def parse_numbers(text: str) -> list[float]:
+    """Parses comma-separated numbers."""
+    return _parse_list(text, float, "numbers, such as 0.7,0.3")
+
+
+def parse_counts(text: str) -> list[int]:
+    """Parses comma-separated whole numbers."""
+    return _parse_list(text, int, "whole numbers, such as 1,1,2,4")
+
+
+def _parse_list(text: str, kind: Callable[[str], Any], expected: str) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected comma-separated {expected}") from None
+
+
+_KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "N"),
+    "float": (float, "X"),
+    "Path": (Path, "FILE"),
+    "StrPath": (str, "FILE"),
+    "Vocab": (Path, "FILE"),
+    "Sequence[int]": (parse_counts, "N1,N2,.."),
+    "Sequence[float]": (parse_numbers, "X1,X2,.."),
+    "tuple[str, ...]": (lambda text: tuple(text.split(",")), "A,B,.."),
+}  # by annotation: how a value is read, and its name in help texts
+
+
+def add_draft_options(parser: Parser, names: Sequence[str]) -> None:
+    """Adds options for fields of DraftConfig, all but the strategy; see `read_draft_options`.
+
+    One that is left out is None, since a strategy refuses options that it does not use.
+    """
+    parser.add_argument(
+        "--strategy",
+        choices=tuple(STRATEGIES),
+        metavar="NAME",
+        help=f"how to draft, see below (default {DraftConfig.strategy})",
+    )
+    add_options(parser, DraftConfig, names, max_nodes={"type": _nodes, "metavar": "N"})
+    if isinstance(parser, argparse.ArgumentParser):
+        parser.set_defaults(**dict.fromkeys(names))
+
+
+def _nodes(value: str) -> int | str:
+    return value if value == "auto" else int(value)
+
+
+def read_draft_options(where: str, args: argparse.Namespace, names: Sequence[str]) -> DraftConfig:
+    """The config that the options of `add_draft_options` describe.
+
+    Args:
+        where: the command's name, for error messages.
+        args: parsed arguments.
+        names: as given to `add_draft_options`.
+
+    Raises:
+        ValueError: an option out of range, or not used by the strategy.
+    """
+    given = {name: value for name, value in pick(args, names).items() if value is not None}
+    config = DraftConfig.make(where, args.strategy, given)
+    check_used(where, config.strategy, given)
+    return config
+
+
+def list_strategies() -> str:
+    """A line for each strategy: its name and what it drafts."""
+    width = max(map(len, STRATEGIES))
+    return "\n".join(f"  {name:<{width}}  {info.summary}" for name, info in STRATEGIES.items())
+
+
+def add_heads_option(parser: Parser) -> None:
+    """Adds --heads."""
+    parser.add_argument(
+        "--heads", type=Path, metavar="DIR",
+        help="folder of the draft heads, if they are not in the model's folder; also a Medusa "
+        "checkpoint or a block drafter as published",
+    )  # fmt: skip
+
+
+def add_inputs(parser: Parser, also: str = "") -> None:
+    """Adds the input files of a corpus; `also` extends their description."""
+    parser.add_argument(
+        "inputs", nargs="+", metavar="INPUT",
+        help="text (plain, .gz, .zst, .jsonl), token ids (.npy, .bin), folders of them, or - for "
+        f"standard input{also}",
+    )  # fmt: skip
+
+
+def add_corpus_options(parser: argparse.ArgumentParser, *, bin_files: bool = True) -> None:
+    """Adds options for the text and its vocabulary; `bin_files`: that of .bin files too."""
+    names = [*_VOCABULARY, "id_type"] if bin_files else _VOCABULARY
+    add_options(
+        parser.add_argument_group("corpus"), train.Corpus, names,
+        boundaries={
+            "flag": "--boundaries --sequence", "default": "paragraph",
+            "choices": ("line", "paragraph", "document", "file"),
+            "help": "unit of text between <s> and </s>: a line, a paragraph (default), or a "
+            "document, which is a whole file or the text of one .jsonl object",
+        },
+        id_type={"choices": ("uint16", "uint32")},
+    )  # fmt: skip
+
+
+def corpus_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of Corpus for text and its vocabulary."""
+    boundaries = "document" if args.boundaries == "file" else args.boundaries
+    return {**pick(args, _VOCABULARY), "boundaries": boundaries}
+
+
+def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> train.Corpus:
+    """Opens the corpus of the options.
+
+    Raises:
+        ImportError: a tokenizer's library is not installed.
+        OSError: a file is missing.
+        ValueError: inconsistent options.
+    """
+    return train.Corpus(inputs, **corpus_arguments(args), **pick(args, ("id_type", "threads")))
+
+
+def add_estimate_options(parser: Parser, smoothings: Sequence[str] = SMOOTHINGS) -> None:
+    """Adds options for estimating an LM."""
+    add_options(
+        parser, NGramLM.train, _ESTIMATE,
+        smoothing={"choices": smoothings}, unseen={"choices": ("cost", "uniform")},
+    )  # fmt: skip
+
+
+def estimate_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of NGramLM.train from add_estimate_options."""
+    return pick(args, _ESTIMATE)
+
+
+def add_model_option(parser: Parser) -> None:
+    """Adds --model, for `use_model_vocabulary`."""
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR",
+        help="folder of the model that the LM is for, instead of --tokenizer and --vocab-size: its "
+        "tokenizer.json, and the vocab_size of its config.json, which may be more than the "
+        "tokenizer's",
+    )  # fmt: skip
+
+
+def use_model_vocabulary(args: argparse.Namespace) -> None:
+    """Sets --tokenizer and --vocab-size from the folder of --model, if it is given.
+
+    Raises:
+        OSError: no such folder, or it has no config.json.
+        ValueError: config.json without a size, or options that contradict the model.
+    """
+    if args.model is None:
+        return
+    size = _model_vocab_size(args.model)
+    if args.vocab_size not in (None, size):
+        raise ValueError(
+            f"--vocab-size is {args.vocab_size}, while {args.model} has a vocabulary of {size}; "
+            "leave out --vocab-size, or --model"
+        )
+    args.vocab_size = size
+    own = args.model / "tokenizer.json"
+    if not own.is_file():
+        return  # token ids need none; for text the corpus asks for --tokenizer
+    given = None if args.tokenizer is None else Path(args.tokenizer).resolve()
+    if given not in (None, own.resolve(), args.model.resolve()):
+        raise ValueError(
+            f"--tokenizer is {args.tokenizer}, while {args.model} has a tokenizer.json; leave out "
+            "--tokenizer, or give --vocab-size instead of --model"
+        )
+    args.tokenizer = str(own)
+
+
+def _model_vocab_size(model: Path) -> int:
+    """The vocab_size of a model's config.json, in its text_config where it has one there."""
+    from lattice_bpd.cli.files import require_folder
+
+    require_folder(model, "a model", "--model ")
+    path = model / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); copy the file again") from error
+    parts = (config.get("text_config"), config) if isinstance(config, dict) else ()
+    for part in parts:
+        size = part.get("vocab_size") if isinstance(part, dict) else None
+        if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+            return size
+    raise ValueError(f"{path} has no vocab_size; give --tokenizer and --vocab-size, not --model")
