@@ -50,7 +50,7 @@ from stories260k_parts import FULL, Prepared, Recipe, prepare, train_lm
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.train.text.corpus import load_encoder
+from lattice_bpd.train.corpus import load_encoder
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_kim2024.evaluate import Comparison, Setting
 from lattice_bpd_kim2024.heads.self_generated import generate_texts

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, load_llama2c
-from lattice_bpd.train.text.corpus import load_encoder
+from lattice_bpd.train.corpus import load_encoder
 from lattice_bpd_kim2024.heads.frozen import FrozenOptions, train_frozen
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 

@@ -67,7 +67,7 @@ from transition_results import (
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.train.text.corpus import load_encoder
+from lattice_bpd.train.corpus import load_encoder
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads
 from lattice_bpd_drafters.selector_run import train_selector

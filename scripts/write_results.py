@@ -34,7 +34,7 @@ from results_tables import (
 )
 
 if TYPE_CHECKING:
-    from lattice_bpd.train.text.corpus import Encoder
+    from lattice_bpd.train.corpus import Encoder
     from lattice_bpd_kim2024.demo.quick import Source
     from lattice_bpd_kim2024.lab.lab import LabOptions
     from lattice_bpd_kim2024.record.write import Prompt
@@ -189,7 +189,7 @@ def stories_source(args: argparse.Namespace) -> Source | None:
     sys.path.insert(0, str(ROOT / "examples"))
     parts = importlib.import_module("stories260k_parts")
     from lattice_bpd.decode.drafters import NeuralScorer
-    from lattice_bpd.train.text.corpus import load_encoder
+    from lattice_bpd.train.corpus import load_encoder
     from lattice_bpd_kim2024.demo.quick import Source
     from lattice_bpd_kim2024.record.write import Prompt, RecordOptions
 

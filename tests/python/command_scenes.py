@@ -411,7 +411,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         "ngram train": Scene(
             {"inputs": ["text.txt"], "output": ["out.lm"]},
             {
-                "lattice_bpd.train.ngram.corpus_lm.is_counts_file": returns(False),
+                "lattice_bpd.train.corpus_lm.is_counts_file": returns(False),
                 CORPUS: Stub("corpus"),
                 "lattice_bpd.train.train_corpus": lm,
                 WRITE_LM: END,
@@ -443,7 +443,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                     config=SimpleNamespace(get_text_config=returns(SimpleNamespace(vocab_size=50)))
                 ),
                 CORPUS: SimpleNamespace(batches=list),
-                "lattice_bpd.train.ngram.distil.distil_ngram": lm,
+                "lattice_bpd.train.distil.distil_ngram": lm,
                 WRITE_LM: END,
             },
         ),

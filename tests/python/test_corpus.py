@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from lattice_bpd import FormatError
-from lattice_bpd.train import Corpus
-from lattice_bpd.train.text import text_files
-from lattice_bpd.train.text.corpus import load_encoder
+from lattice_bpd.train import Corpus, text_files
+from lattice_bpd.train.corpus import load_encoder
 
 TEXT = "the cat sat\non the mat\n\nthe end\r\n \nsat\n"
 WORDS = ["the", "cat", "sat", "on", "mat", "end", "dog"]
@@ -105,9 +104,7 @@ def test_blocks_and_parts_change_nothing(seed, words, tmp_path, monkeypatch):
     boundaries = ("line", "paragraph", "document")[seed % 3]
     expected = sequences_of(Corpus([path], words, boundaries=boundaries))
     monkeypatch.setattr("lattice_bpd.text_input._CHUNK_BYTES", int(rng.integers(1, 40)))
-    monkeypatch.setattr(
-        "lattice_bpd.train.text.corpus._CHARACTERS_AT_ONCE", int(rng.integers(1, 90))
-    )
+    monkeypatch.setattr("lattice_bpd.train.corpus._CHARACTERS_AT_ONCE", int(rng.integers(1, 90)))
     monkeypatch.setattr(text_files, "_PART_CHARACTERS", int(rng.integers(8, 60)))
     sequences = sequences_of(Corpus([path], words, boundaries=boundaries))
     assert [part for part in sequences if part] == expected
@@ -154,7 +151,7 @@ def test_sentencepiece(shared_data, tmp_path):
 
 @pytest.mark.parametrize("kind", ["uint16", "uint32", "int64", "rows"])
 def test_token_ids(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("lattice_bpd.train.text.text_files._IDS_AT_ONCE", 4)
+    monkeypatch.setattr("lattice_bpd.train.text_files._IDS_AT_ONCE", 4)
     ids = [5, 1, 2, 3, 4, 6, 7, 8, 9, 0, 1, 2, 0]
     if kind in ("uint16", "uint32"):
         np.array(ids, kind).tofile(tmp_path / "ids.bin")

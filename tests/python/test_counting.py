@@ -14,7 +14,7 @@ from lattice_bpd.train import (
     train_corpus,
     train_counts,
 )
-from lattice_bpd.train.ngram.corpus_lm import parse_memory
+from lattice_bpd.train.corpus_lm import parse_memory
 
 
 def tables(path, order):

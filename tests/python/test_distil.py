@@ -13,7 +13,7 @@ from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import build_parser
 from lattice_bpd.lm import count_ngrams
-from lattice_bpd.train.ngram.distil import distil_ngram, predict_targets
+from lattice_bpd.train.distil import distil_ngram, predict_targets
 
 
 def random_texts(rng, count=12, longest=30):

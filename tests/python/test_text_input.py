@@ -294,7 +294,7 @@ def test_fields_of_csv_may_be_long(tmp_path):
 def test_what_is_no_tokenizer_is_refused_as_such(data, tmp_path):
     pytest.importorskip("tokenizers")
     from lattice_bpd.cli.files import load_tokenizer
-    from lattice_bpd.train.text.corpus import load_encoder
+    from lattice_bpd.train.corpus import load_encoder
 
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)

@@ -12,7 +12,7 @@ import pytest
 from lattice_bpd import FormatError, NGramLM, SausageLattice
 from lattice_bpd.draft import KenlmScorer, NGramScorer
 from lattice_bpd.lm import read_lm, read_words
-from lattice_bpd.train.text.corpus import load_encoder
+from lattice_bpd.train.corpus import load_encoder
 
 WORDS = ["<unk>", "      {", "the", "é", "sat"]  # a word of white space, as code tokenizers have
 

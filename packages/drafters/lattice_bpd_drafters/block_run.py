@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
-from lattice_bpd.train.text.corpus import Corpus
+from lattice_bpd.train.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.block_training import (

@@ -16,8 +16,8 @@ import numpy as np
 from lattice_bpd import _core
 from lattice_bpd._core import FormatError
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.train.text.corpus import Encoder, encode_pieces, group_pieces, load_encoder
-from lattice_bpd.train.text.text_files import Boundaries, Location, Piece, json_field, split_text
+from lattice_bpd.train.corpus import Encoder, encode_pieces, group_pieces, load_encoder
+from lattice_bpd.train.text_files import Boundaries, Location, Piece, json_field, split_text
 from lattice_bpd_spark.session import clear_errors
 
 if TYPE_CHECKING:

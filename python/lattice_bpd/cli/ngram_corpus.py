@@ -191,7 +191,7 @@ def _all_counts(inputs: list[str]) -> bool:
     Raises:
         ValueError: only some are.
     """
-    from lattice_bpd.train.ngram.corpus_lm import is_counts_file
+    from lattice_bpd.train.corpus_lm import is_counts_file
 
     is_counts = [is_counts_file(name) for name in inputs]
     if any(is_counts) and not all(is_counts):
@@ -208,7 +208,7 @@ def _distil(args: argparse.Namespace) -> NGramLM:
 
     with timed_step(f"load {args.model}"):
         model = load_causal_lm(args.model)
-    from lattice_bpd.train.ngram.distil import distil_ngram
+    from lattice_bpd.train.distil import distil_ngram
 
     own = args.model / "tokenizer.json"
     if args.tokenizer is None and own.is_file():

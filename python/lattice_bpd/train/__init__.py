@@ -1,6 +1,7 @@
-"""Training from files: corpora and counts of n-gram LMs here, model heads in heads/."""
+"""Training on texts: corpora, n-gram LMs of any size, a target's own responses, draft heads."""
 
-from lattice_bpd.train.ngram.corpus_lm import (
+from lattice_bpd.train.corpus import Corpus
+from lattice_bpd.train.corpus_lm import (
     CountingProgress,
     CountsInfo,
     count_corpus,
@@ -9,7 +10,6 @@ from lattice_bpd.train.ngram.corpus_lm import (
     train_corpus,
     train_counts,
 )
-from lattice_bpd.train.text.corpus import Corpus
 
 __all__ = [
     "Corpus",

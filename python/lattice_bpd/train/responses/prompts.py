@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.text_input import Meter, parse_json, read_text
-from lattice_bpd.train.text.text_files import read_pieces
+from lattice_bpd.train.text_files import read_pieces
 
 Message = dict[str, Any]
 

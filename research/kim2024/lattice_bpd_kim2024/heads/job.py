@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lattice_bpd.train.text.corpus import Corpus, StrPath
+from lattice_bpd.train.corpus import Corpus, StrPath
 from lattice_bpd_kim2024.heads.options import TrainOptions
 from lattice_bpd_kim2024.heads.recipes import HeadRecipe, find_preset, find_recipe
 

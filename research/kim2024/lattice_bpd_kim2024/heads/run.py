@@ -15,7 +15,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.heads import BlockwiseHeads
-from lattice_bpd.train.text.corpus import Corpus
+from lattice_bpd.train.corpus import Corpus
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads.job import HeadJob
 from lattice_bpd_kim2024.heads.loop import run_steps

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import replacing, write_text
 from lattice_bpd.token_ids import Int32Array
-from lattice_bpd.train.text.corpus import Corpus
+from lattice_bpd.train.corpus import Corpus
 from lattice_bpd.watcher import SilentWatcher, Watcher
 from lattice_bpd_kim2024.heads.job import FrozenTargetJob, HeadJob
 from lattice_bpd_kim2024.heads.loop import read_log

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import replacing
 from lattice_bpd.token_ids import Int32Array
-from lattice_bpd.train.text.corpus import Corpus, StrPath, TokenBatch
+from lattice_bpd.train.corpus import Corpus, StrPath, TokenBatch
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads.options import HeadText, mix_seed
 from lattice_bpd_kim2024.heads.parallel import Processes

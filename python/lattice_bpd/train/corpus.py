@@ -15,7 +15,7 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import require
 from lattice_bpd.text_input import STANDARD_INPUT, Meter, read_bytes, refuse_foreign
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.train.text.text_files import Boundaries, Piece, is_id_file, read_ids, read_pieces
+from lattice_bpd.train.text_files import Boundaries, Piece, is_id_file, read_ids, read_pieces
 from lattice_bpd.vocabulary import read_words
 
 

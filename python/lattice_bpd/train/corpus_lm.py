@@ -14,7 +14,7 @@ from lattice_bpd import _core
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import checked_min_counts, warn_of_counts
 from lattice_bpd.text_input import STANDARD_INPUT
-from lattice_bpd.train.text.corpus import Corpus
+from lattice_bpd.train.corpus import Corpus
 
 StrPath = str | os.PathLike[str]
 

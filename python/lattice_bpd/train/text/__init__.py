@@ -1,1 +1,0 @@
-"""Text of files as token ids: readers, tokenizers, corpora."""
