@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,38 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> int
         raise TypeError(f"{name} is {value!r}; expected an integer, {expected}") from None
     if number < least or (most is not None and number > most):
         raise ValueError(f"{name} is {number}; expected {expected}")
+    return number
+
+
+def check_number(
+    name: str, value: Any, least: float | None = None, *, positive: bool = False
+) -> float:
+    """The value as a float.
+
+    Args:
+        name: what the message begins with.
+        value: a number of any type, numpy's and torch's included.
+        least: smallest that is allowed; None: no limit.
+        positive: whether it must be above 0.
+
+    Raises:
+        TypeError: no number, or a bool.
+        ValueError: out of range, not finite, or an integer too large for a float.
+    """
+    expected = "a finite number"
+    if positive or least is not None:
+        expected += " above 0" if positive else f", {least:g} or more"
+    try:
+        if is_bool(value) or isinstance(value, (str, bytes)):
+            raise TypeError
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is out of a float's range; expected {expected}") from None
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}; expected {expected}") from None
+    is_low = number <= 0.0 if positive else least is not None and number < least
+    if not math.isfinite(number) or is_low:
+        raise ValueError(f"{name} is {value}; expected {expected}")
     return number
 
 

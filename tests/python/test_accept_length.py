@@ -246,5 +246,5 @@ def test_torch_logits_give_torch_drafts(small_lm: NGramLM) -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"rescore_lattice: {message}"):
         rescore_lattice(np.zeros((2, 4), np.float32), [], None, top_k=2, **options)
-    with pytest.raises(TypeError, match="temperature is 'warm'; expected a number"):
+    with pytest.raises(TypeError, match="temperature is 'warm'; expected a finite number"):
         rescore_tree(np.zeros((2, 4), np.float32), [], None, top_k=2, temperature="warm")  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ RESCORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "p above the limit": ({"num_drafts": 100_000}, ValueError,
                           r"num_drafts is 100000; expected 1\.\.4096"),
     "p that is no integer": ({"num_drafts": "4"}, TypeError, "num_drafts is '4'"),
-    "NaN alpha": ({"alpha": NAN}, ValueError, "alpha is nan; expected a number in"),
+    "NaN alpha": ({"alpha": NAN}, ValueError, "alpha is nan; expected a finite number"),
     "infinite alpha": ({"alpha": -INF}, ValueError, "alpha is -inf"),
     "enormous alpha": ({"alpha": 1e7}, ValueError, "alpha is 1e"),
     "alpha that is no number": ({"alpha": "much"}, TypeError, "alpha is 'much'"),

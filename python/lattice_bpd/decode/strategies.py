@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.arguments import check_int, check_number
 from lattice_bpd.atomic_files import check_header, write_json
 from lattice_bpd.decode.drafters.call_costs import ModelCosts
 from lattice_bpd.decode.drafters.chain import (
@@ -219,9 +219,8 @@ class DrafterFile:
             )
         is_mixture = self.config.strategy == "mixture"
         for name in ("vocab_size", "num_slots"):
-            value, least = getattr(self, name), 0 if is_mixture and name == "num_slots" else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} is {value!r}; expected a whole number, {least} or more")
+            least = 0 if is_mixture and name == "num_slots" else 1
+            check_int(name, getattr(self, name), least)
         if not isinstance(self.lms, (list, tuple)) or not all(
             isinstance(one, dict) for one in self.lms
         ):
@@ -247,10 +246,7 @@ class DrafterFile:
                 f"ngram_lm with {found}; expected strategy 'neural' and its rescorer as lm, to "
                 "which ngram_lm is added"
             )
-        weight: Any = ngram_lm.get("weight")
-        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not is_number or not math.isfinite(weight):
-            raise ValueError(f"weight of ngram_lm is {weight!r}; expected a finite number")
+        check_number("weight of ngram_lm", ngram_lm.get("weight"))
 
     def save(self, path: str | Path) -> None:
         """Write the file atomically.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from lattice_bpd.arguments import check_int
+from lattice_bpd.arguments import check_int, check_number
 
 TREE_NODES = 36  # draft tokens of a tree with max_nodes "auto"
 MIXTURE_SOURCES = ("heads", "lm", "text", "store")
@@ -126,7 +125,7 @@ class DraftConfig:
                 most = MAX_NODES if name in ("num_drafts", "max_nodes") else None
                 check_int(name, value, 1, most)
         for name in ("alpha", "temperature"):
-            _check_number(name, getattr(self, name), positive=name == "temperature")
+            check_number(name, getattr(self, name), positive=name == "temperature")
         self._check_sources()
         if self.normalization not in (None, "global", "local"):
             raise ValueError(
@@ -197,11 +196,3 @@ def check_used(where: str, strategy: str, options: Iterable[str]) -> None:
                 f"{where}: strategy {strategy!r} does not use {name}; leave it out, or use "
                 f"{' or '.join(users)}"
             )
-
-
-def _check_number(name: str, value: Any, *, positive: bool) -> None:
-    expected = "a finite number above 0" if positive else "a finite number"
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} is {value!r}; expected {expected}")
-    if not math.isfinite(value) or (positive and not value > 0.0):
-        raise ValueError(f"{name} is {value}; expected {expected}")

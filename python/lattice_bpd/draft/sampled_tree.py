@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd.arguments import check_number
 from lattice_bpd.draft.config import TREE_NODES, DraftConfig
 from lattice_bpd.draft.drafts import have_same_contents
 from lattice_bpd.draft.search import check_search
-from lattice_bpd.draft.search_options import number_of
 from lattice_bpd.lm.ngram import NGramLM
 
 _KEYS = 1 << 64
@@ -166,7 +166,7 @@ def sample_tree(
         positions, sharpness = [0] * batch, 1.0
     else:
         keys, positions = list(noise.keys), list(noise.positions)
-        sharpness = number_of(where, "sharpness", noise.sharpness)
+        sharpness = check_number(f"{where}: sharpness", noise.sharpness)
     arrays = (_to_uint64(where, "seed", keys), _to_uint64(where, "position", positions))
     fields: Any = search.sample_tree(where, max_nodes, (*arrays, noise is not None, sharpness))
     return replace(SampledTree(*fields), is_sampled=noise is None)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lattice_bpd import _core
-from lattice_bpd.arguments import check_int
+from lattice_bpd.arguments import check_int, check_number
 from lattice_bpd.draft.config import MAX_NODES
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
-from lattice_bpd.draft.search_options import contexts_of, number_of, temperature_of
+from lattice_bpd.draft.search_options import contexts_of
 from lattice_bpd.lattice.device import copy_to_device
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, check_shape, is_torch_tensor, select_top_k
@@ -159,8 +159,8 @@ def check_search(
     """
     core_lm = None if lm is None else core_of(where, lm)
     number = check_int(f"{where}: threads", threads, 0, _MAX_THREADS)
-    divisor = temperature_of(where, temperature)
-    weight = number_of(where, "alpha", alpha) / divisor
+    divisor = check_number(f"{where}: temperature", temperature, positive=True)
+    weight = check_number(f"{where}: alpha", alpha) / divisor
     if isinstance(head_logits, Candidates):
         batch = len(head_logits.token_ids)
         contexts = contexts_of(where, context, batch, True, None)

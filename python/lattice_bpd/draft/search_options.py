@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, get_args
 
 from lattice_bpd.token_ids import (
@@ -15,34 +14,6 @@ from lattice_bpd.token_ids import (
 )
 
 Objective = Literal["score", "accept_length", "greedy_walk"]
-
-
-def number_of(where: str, name: str, value: float) -> float:
-    """`value` as a float.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is an integer too large for a float.
-    """
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{where}: {name} is out of a float's range; expected less") from None
-    except (TypeError, ValueError):
-        raise TypeError(f"{where}: {name} is {value!r}; expected a number") from None
-
-
-def temperature_of(where: str, temperature: float) -> float:
-    """`temperature` as a float.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is not a finite number above 0.
-    """
-    number = number_of(where, "temperature", temperature)
-    if not 0.0 < number < math.inf:
-        raise ValueError(f"{where}: temperature is {temperature}; expected a finite number above 0")
-    return number
 
 
 def is_chain(where: str, objective: Objective, num_drafts: int, engine: str) -> bool:

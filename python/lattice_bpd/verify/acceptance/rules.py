@@ -7,11 +7,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
 
+from lattice_bpd.arguments import check_int, check_number
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
 from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
@@ -152,22 +153,6 @@ class RelaxedSelector:
         return token
 
 
-def check_count(rule: str, name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless value is an int of 1 or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{rule}: {name} is {value!r}; expected an int")
-    if value < 1:
-        raise ValueError(f"{rule}: {name} is {value}; expected 1 or more")
-
-
-def check_number(rule: str, name: str, value: Any, least: float) -> None:
-    """Raise TypeError or ValueError unless value is a finite number, least or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise TypeError(f"{rule}: {name} is {value!r}; expected a number")
-    if not least <= value < math.inf:
-        raise ValueError(f"{rule}: {name} is {value}; expected a finite number, {least:g} or more")
-
-
 @dataclass(frozen=True)
 class TopKMatch(RelaxedAcceptance):
     """Accept a draft token among the target's top k (Stern et al. 2018, section 5.1).
@@ -185,7 +170,7 @@ class TopKMatch(RelaxedAcceptance):
     guarantee: ClassVar[str] = "every token is among the target's top k given the tokens before it"
 
     def __post_init__(self) -> None:
-        check_count("TopKMatch", "k", self.k)
+        check_int("TopKMatch: k", self.k, 1)
 
     def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> list[bool]:  # noqa: ARG002
         """See RelaxedAcceptance."""
@@ -215,8 +200,8 @@ class SpecDecPlusPlus(RelaxedAcceptance):
     )
 
     def __post_init__(self) -> None:
-        check_count("SpecDecPlusPlus", "top_beta", self.top_beta)
-        check_number("SpecDecPlusPlus", "tau", self.tau, 0.0)
+        check_int("SpecDecPlusPlus: top_beta", self.top_beta, 1)
+        check_number("SpecDecPlusPlus: tau", self.tau, 0.0)
 
     def admits(self, row: FloatRow, best: int, token_ids: Sequence[int]) -> list[bool]:
         """See RelaxedAcceptance."""
@@ -254,7 +239,7 @@ class Typical(RelaxedAcceptance):
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
             value = getattr(self, name)
-            check_number("Typical", name, value, 0.0)
+            check_number(f"Typical: {name}", value, 0.0)
             if not 0.0 < value < 1.0:
                 raise ValueError(f"Typical: {name} is {value}; expected above 0 and below 1")
 
