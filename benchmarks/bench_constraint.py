@@ -60,7 +60,7 @@ def load_stories(work: Path) -> tuple[Any, Any, list[list[int]], Any]:
     from sentencepiece import SentencePieceProcessor
 
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.models import load_llama2c
+    from lattice_bpd_kim2024.llama2c import load_llama2c
 
     args = stories260k.read_arguments(["--quick", "--work", str(work)])
     recipe, watcher = parts.QUICK, ConsoleWatcher(make_console(), {})

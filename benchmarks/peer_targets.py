@@ -25,12 +25,13 @@ from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.decode.drafters import NoDrafter
-from lattice_bpd.models import BlockwiseLM, load_llama2c
+from lattice_bpd.models import BlockwiseLM
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import DemoModel, load_demo_model
 from lattice_bpd_kim2024.evaluate import Recording, Setting, record
 from lattice_bpd_kim2024.heads.joint import TrainOptions
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
+from lattice_bpd_kim2024.llama2c import load_llama2c
 from lattice_bpd_kim2024.rescorer import train_rescorer
 from lattice_bpd_kim2024.small_models import build_small_gpt
 

@@ -20,10 +20,10 @@ from lattice_bpd.atomic_files import write_text
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DecodeStats, decode
 from lattice_bpd.decode.drafters import DraftModelDrafter, NoDrafter
-from lattice_bpd.models import load_llama2c
 from lattice_bpd.verify import Sampled, parse_acceptance
 from lattice_bpd_kim2024.cli.speculation import make_table
 from lattice_bpd_kim2024.live.speculation import measure_speculation
+from lattice_bpd_kim2024.llama2c import load_llama2c
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 RULES = ("rejection:1.0", "rejection:0.5", "rejection:1.0,top_p=0.9", "sampled:1.0",

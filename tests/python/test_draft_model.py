@@ -36,9 +36,9 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import load_llama2c
 from lattice_bpd.verify import PrefixTree, Rejection
 from lattice_bpd.verify.acceptance.warp import Warp
+from lattice_bpd_kim2024.llama2c import load_llama2c
 
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 SHAPES = {

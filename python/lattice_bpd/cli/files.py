@@ -183,29 +183,24 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def load_causal_lm(path: Path) -> PreTrainedModel:
-    """A causal LM: a folder of `transformers` (a blockwise model too), or a .bin of llama2.c.
+    """A causal LM in evaluation mode: a folder of `transformers` (a blockwise model too).
 
     Raises:
         ImportError: torch or `transformers` is not installed (extra `torch`).
-        OSError: no such file or folder.
+        OSError: no such folder.
         FormatError: it is not such a model.
     """
-    if not path.is_file():
-        require_folder(path, "a causal LM of transformers, or a .bin of llama2.c")
+    require_folder(path, "a causal LM of transformers")
     require("torch", "torch")
     require("transformers", "torch")
     from lattice_bpd.cli.progress import quiet_transformers
 
     quiet_transformers()
-    if path.is_dir():
-        from lattice_bpd.models.checkpoint import load_target
+    from lattice_bpd.models.checkpoint import load_target
 
-        model = load_target(path)
-        model.eval()  # type: ignore[no-untyped-call]
-        return model
-    from lattice_bpd.models import load_llama2c
-
-    return load_llama2c(path)
+    model = load_target(path)
+    model.eval()  # type: ignore[no-untyped-call]
+    return model
 
 
 def check_vocabulary(

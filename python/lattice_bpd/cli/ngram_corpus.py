@@ -107,7 +107,7 @@ def add_parsers(actions: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--model", type=Path, required=True, metavar="MODEL",
-        help="the target: a folder of transformers or a blockwise model, or a .bin of llama2.c",
+        help="the target: a folder of transformers, or of a blockwise model",
     )  # fmt: skip
     parser.add_argument(
         "--corpus", nargs="+", required=True, metavar="INPUT",

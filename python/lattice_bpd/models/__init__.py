@@ -18,7 +18,6 @@ from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput, load_medu
 from lattice_bpd.models.checkpoint import load_heads
 from lattice_bpd.models.head_files import OtherTargetWarning
 from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads
-from lattice_bpd.models.llama2c import load_llama2c
 from lattice_bpd.models.medusa import (
     MedusaHeads,
     SharedBlocksWarning,
@@ -39,7 +38,6 @@ __all__ = [
     "SharedBlocksWarning",
     "VocabularyHeads",
     "load_heads",
-    "load_llama2c",
     "load_medusa",
     "load_medusa_heads",
     "save_medusa",

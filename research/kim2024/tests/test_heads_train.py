@@ -19,7 +19,6 @@ from lattice_bpd import FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
-from lattice_bpd.models.llama2c import Llama2cSizes
 from lattice_bpd_kim2024.heads.loop import read_log
 from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
 from lattice_bpd_kim2024.heads.recipes import RECIPES, find_recipe
@@ -29,6 +28,7 @@ from lattice_bpd_kim2024.heads.starting_model import build_untrained, load_base
 from lattice_bpd_kim2024.heads.text_run import write_loss_plot
 from lattice_bpd_kim2024.heads.texts import hold_out
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
+from lattice_bpd_kim2024.llama2c import Llama2cSizes
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))

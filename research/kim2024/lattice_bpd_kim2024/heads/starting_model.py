@@ -14,10 +14,10 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.first_head import attach_first_head
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
-from lattice_bpd.models.llama2c import load_llama2c
 from lattice_bpd_kim2024.heads.job import HeadJob
 from lattice_bpd_kim2024.heads.run_folder import HEADS, SELECTOR, fingerprint, read_record
 from lattice_bpd_kim2024.heads.trainer import seeded
+from lattice_bpd_kim2024.llama2c import load_llama2c
 from lattice_bpd_kim2024.small_models import build_small_gpt
 
 _NUM_HEADS = 9

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd import FormatError
-from lattice_bpd.models.llama2c import load_llama2c, read_llama2c
+from lattice_bpd_kim2024.llama2c import load_llama2c, read_llama2c
 
 EPSILON = 1e-5
 
