@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lattice_bpd_kim2024.statistics import count_looping
-
 PROMPTS = Path(__file__).resolve().parent / "prompts" / "prompts.jsonl"
-COPY_WINDOW = 4
+COPY_WINDOW, LOOP_WINDOW = 4, 8
 Answer = Callable[[list[int]], list[int]]
 
 
@@ -68,6 +66,16 @@ def count_copied(prompt: Sequence[int], output: Sequence[int], window: int = COP
     windows = {tuple(prompt[i : i + window]) for i in range(len(prompt) - window + 1)}
     text = [*prompt[len(prompt) - window + 1 :], *output]
     return sum(tuple(text[i : i + window]) in windows for i in range(len(output)))
+
+
+def count_looping(prompt: Sequence[int], output: Sequence[int], window: int = LOOP_WINDOW) -> int:
+    """Positions of an output whose last `window` tokens occurred earlier in the text."""
+    text, seen, count = [*prompt, *output], set(), 0
+    for end in range(window, len(text) + 1):
+        last = tuple(text[end - window : end])
+        count += end > len(prompt) and last in seen
+        seen.add(last)
+    return count
 
 
 def describe_outputs(prompts: Sequence[Prompt], outputs: Sequence[Sequence[int]]) -> dict[str, Any]:

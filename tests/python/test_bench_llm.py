@@ -138,6 +138,8 @@ def test_copied_tokens(bench: Any) -> None:
     prompts = importlib.import_module("llm_prompts")
     assert prompts.count_copied([1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5, 9]) == 2
     assert prompts.count_copied([7, 1, 2, 3, 7, 1, 2], [3, 8], window=3) == 1
+    assert prompts.count_looping([1, 2], [3, 1, 2, 3], window=2) == 2
+    assert prompts.count_looping([], [7] * 12) == 4  # the first full window ends at position 8
 
 
 def test_figures_by_hand(bench: Any) -> None:

@@ -44,6 +44,7 @@ _INFO_EXAMPLE = """example:
 _EVALUATE_EXAMPLE = """example:
   lattice-bpd ngram evaluate katz.lm pruned.lm --text heldout.ids
 """
+_LM_HELP = "LM file; ARPA text of token ids too, other files by ngram convert"
 _READING = ("vocab", "encoding", "vocab_size", "bos_id", "eos_id", "unk_id")
 
 
@@ -133,9 +134,6 @@ def _add_reports(actions: Commands) -> None:
         bos={"help": "no <s> before a sequence"}, eos={"help": "do not score </s>"},
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON line per LM")
-
-
-_LM_HELP = "LM file; ARPA text of token ids too, other files by ngram convert"
 
 
 def _add_quantise_option(parser: Parser) -> None:
