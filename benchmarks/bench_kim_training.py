@@ -32,9 +32,9 @@ from report import print_table, write_json
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.models.first_head import attach_first_head
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import load_demo_model
+from lattice_bpd_kim2024.heads.first_head import attach_first_head
 from lattice_bpd_kim2024.heads.joint import train_blockwise
 from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
 from lattice_bpd_kim2024.heads.recipes import PRESETS

@@ -59,8 +59,8 @@ class BlockwiseOutput:
 class BlockwiseLM(nn.Module):
     """A decoder-only LM of `transformers` with h-1 extra prediction heads.
 
-    Head 1 is the target's output embedding, with a network of its own before it if
-    `lattice_bpd.models.first_head.attach_first_head` gave it one.
+    Head 1 is the target's output embedding, with a network of its own before it
+    if it is a `FirstHead`.
 
     Args:
         base: the target; any `...ForCausalLM` with an output embedding, or a wrapper such as

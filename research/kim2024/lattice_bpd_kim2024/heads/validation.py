@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.first_head import first_head_states
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd_kim2024.heads.first_head import first_head_states
 from lattice_bpd_kim2024.heads.losses import autocast, chunked_logits, label_view, read_hidden
 from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
