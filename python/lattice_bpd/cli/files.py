@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lattice_bpd import text_input
 from lattice_bpd.atomic_files import is_special
 from lattice_bpd.extensions import require
+from lattice_bpd.train.corpus import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -160,26 +161,11 @@ def find_model(name: str) -> Path:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer of the `tokenizers` library.
-
-    Raises:
-        ImportError: `tokenizers` is not installed (extra `train`).
-        OSError: no such file.
-        ValueError: the file is not a tokenizer.
-    """
-    tokenizers = require("tokenizers", "train")
+    """A tokenizer of the `tokenizers` library; as `read_tokenizer`, which sees no folders."""
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "no such file"
         raise FileNotFoundError(f"{path}: {found}; expected a tokenizer.json")
-    data = text_input.read_bytes(path)
-    try:
-        tokenizer: Tokenizer = tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(
-            f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
-            "library"
-        ) from error
-    return tokenizer
+    return read_tokenizer(path)
 
 
 def load_causal_lm(path: Path) -> PreTrainedModel:

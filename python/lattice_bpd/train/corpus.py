@@ -100,6 +100,36 @@ def _find_merges(path: Path) -> Path | None:
     )
 
 
+def read_tokenizer(path: Path, merges: Path | None = None) -> Any:
+    """A tokenizer of the `tokenizers` library, without padding and truncation.
+
+    Args:
+        path: a tokenizer.json; or a vocab.json, if merges are given.
+        merges: GPT-2's byte-level BPE: the file with the merges.
+
+    Raises:
+        ImportError: `tokenizers` is not installed (extra `train`).
+        OSError: no such file.
+        FormatError: the file is not a tokenizer.
+    """
+    library = require("tokenizers", "train")
+    data = read_bytes(path)
+    if merges is not None:
+        refuse_foreign(merges)
+    try:
+        if merges is not None:
+            return library.ByteLevelBPETokenizer(str(path), str(merges))
+        tokenizer = library.Tokenizer.from_buffer(data)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise FormatError(
+            f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
+            "library, or a vocab.json and its merges"
+        ) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
 class BpeEncoder:
     """A tokenizer of the `tokenizers` library, multithreaded.
 
@@ -109,23 +139,8 @@ class BpeEncoder:
     """
 
     def __init__(self, path: Path, merges: Path | None) -> None:
-        library = require("tokenizers", "train")
         self.name = str(path)
-        data = read_bytes(path)
-        if merges is not None:
-            refuse_foreign(merges)
-        try:
-            if merges is None:
-                self._tokenizer = library.Tokenizer.from_buffer(data)
-                self._tokenizer.no_padding()
-                self._tokenizer.no_truncation()
-            else:
-                self._tokenizer = library.ByteLevelBPETokenizer(str(path), str(merges))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise FormatError(
-                f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
-                "library, or a vocab.json and its merges"
-            ) from error
+        self._tokenizer = read_tokenizer(path, merges)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         self._encode_batch: Callable[..., list[Any]] = getattr(
             self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch
