@@ -287,7 +287,7 @@ def test_heads_of_a_distribution_that_is_missing_name_it(
         (tmp_path / part).mkdir()
     else:
         (tmp_path / part).write_text("{}")
-    monkeypatch.setattr("lattice_bpd.extensions.entry_points", lambda **_: [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     with pytest.raises(ImportError, match=f"a format of heads of {distribution}; pip install"):
         load_heads(tmp_path)
     assert main(["generate", str(tmp_path), "--prompt", "t1"]) == 2
@@ -295,7 +295,7 @@ def test_heads_of_a_distribution_that_is_missing_name_it(
 
 
 def test_heads_of_the_core_need_no_distribution(folder, monkeypatch):
-    monkeypatch.setattr("lattice_bpd.extensions.entry_points", lambda **_: [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     assert load_heads(folder / "heads").num_heads == trained_model().num_heads
     with pytest.raises(FormatError, match="or, with lattice-bpd-drafters, a block drafter"):
         load_heads(folder / "block")

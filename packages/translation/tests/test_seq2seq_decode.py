@@ -252,7 +252,7 @@ def test_refused(call, error, words):
 
 
 def test_an_encoder_decoder_names_the_distribution_that_decodes_it(monkeypatch):
-    monkeypatch.setattr("lattice_bpd.extensions.entry_points", lambda **_: [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     expected = "'encoder-decoder' is a kind of target of lattice-bpd-translation; pip install"
     with pytest.raises(ImportError, match=expected):
         generate(model_of("bart"), [5], "greedy")
