@@ -10,7 +10,7 @@ import golden
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import build_parser, main
 from lattice_bpd.cli.options import parse_size
-from lattice_bpd.lm import compare_lines
+from lattice_bpd.lm import compare_lines, write_lm
 
 
 def run(*words):
@@ -151,3 +151,23 @@ def test_unknown_options_are_errors_of_the_command(capsys, options, message):
     printed = capsys.readouterr().err
     assert printed.startswith("usage: lattice-bpd ngram train ")
     assert message in printed
+
+
+@pytest.mark.parametrize("name", ["words.arpa", "corpus.fst"])
+def test_files_that_need_a_vocabulary_are_converted_first(name, lm_files, tmp_path, capsys):
+    words = [f"w{token_id}" for token_id in range(50)]
+    write_lm(NGramLM.load(lm_files[0]), tmp_path / name, vocab=words if "arpa" in name else None)
+    np.savetxt(tmp_path / "text.ids", [[1, 2, 3]], fmt="%d")
+    evaluate = ["ngram", "evaluate", "--text", str(tmp_path / "text.ids"), "--json"]
+    assert main([*evaluate, str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"convert it first: lattice-bpd ngram convert {tmp_path / name} NEW.lm --vocab" in error
+    )
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    convert = ["convert", tmp_path / name, tmp_path / "new.lm", "--vocab", tmp_path / "words.txt"]
+    run(*convert)
+    capsys.readouterr()
+    assert main([*evaluate, str(tmp_path / "new.lm"), str(lm_files[0])]) == 0
+    new, old = map(json.loads, capsys.readouterr().out.splitlines())
+    assert new["perplexity"] == pytest.approx(old["perplexity"], rel=1e-5)

@@ -157,7 +157,13 @@ def _add_text_option(parser: Parser, name: str, text: str, *, required: bool) ->
 
 def _read_lm(path: Path) -> NGramLM:
     with timed_step(f"read {path}"):
-        return convert.read_lm(path)
+        try:
+            return convert.read_lm(path)
+        except ValueError as error:
+            if "vocab" not in str(error):
+                raise
+            command = f"lattice-bpd ngram convert {path} NEW.lm --vocab FILE"
+            raise type(error)(f"{error}; on the command line convert it first: {command}") from None
 
 
 def _quantise(args: argparse.Namespace, lm: NGramLM) -> NGramLM:
