@@ -327,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(description="Kill rate of the tests' mutations.")
     parser.add_argument("--only", default="", metavar="PATTERN", help="names that match this regex")
+    parser.add_argument("--list", type=Path, default=LIST, metavar="FILE", help="other mutations")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--cpp", action="store_true", help="C++ mutations alone")
     kinds.add_argument("--python", action="store_true", help="Python mutations alone")
@@ -334,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.nice(5)
     runs = {"Python": run_python, "C++": run_cpp}
     try:
-        selected = load_mutations(LIST.read_text(encoding="utf-8"), args.only)
+        selected = load_mutations(args.list.read_text(encoding="utf-8"), args.only)
         if args.cpp or args.python:
             selected["Python" if args.cpp else "C++"] = []
         everything = [mutation for mutations in selected.values() for mutation in mutations]
