@@ -7,6 +7,7 @@ mistral  a sliding window throughout   gemma2   windows in every other layer, ca
 from __future__ import annotations
 
 import functools
+import warnings
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from lattice_bpd import NGramLM
+from lattice_bpd.lm import KatzWarning
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
@@ -102,6 +105,14 @@ def trained_model() -> BlockwiseLM:
     )  # fmt: skip
     train_blockwise(model, looping_text(), options)
     return model
+
+
+@functools.cache
+def small_lm(seed: int = 1) -> NGramLM:
+    """A trigram LM of the noisy cycle."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KatzWarning)
+        return NGramLM.train([looping_text(2000, seed)], 3, vocab_size=VOCAB)
 
 
 def model_of(kind: str) -> BlockwiseLM:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -18,21 +16,12 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from blockwise_models import CACHE_NAME, POSITIONS, VOCAB, looping_text, model_of
-from lattice_bpd import NGramLM
+from blockwise_models import CACHE_NAME, POSITIONS, VOCAB, model_of, small_lm
 from lattice_bpd.decode import CustomGenerate, TreeDrafter
 from lattice_bpd.draft.config import DraftConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
-
 KINDS = ["trained", "llama"]
-
-
-@functools.cache
-def small_lm() -> NGramLM:
-    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
 
 
 def method(kind: str, drafter: str = "tree", **options) -> CustomGenerate:
@@ -83,53 +72,12 @@ class EndsInPair(StoppingCriteria):
         return input_ids[:, -1] == input_ids[:, -2]
 
 
-PROCESSORS = {
-    "none": {},
-    "repetition": {"repetition_penalty": 1.7},
-    "no repeated bigram": {"no_repeat_ngram_size": 2},
-    "bad words": {"bad_words_ids": [[3], [8, 13], [5]]},
-    "suppressed": {"suppress_tokens": [1, 2, 13], "begin_suppress_tokens": [18]},
-    "least length": {"eos_token_id": [3, 8], "pad_token_id": 0, "min_new_tokens": 12},
-    "forced end": {"eos_token_id": 7, "pad_token_id": 0, "forced_eos_token_id": 7},
-    "bias": {"sequence_bias": [[[3], -4.0], [[8, 13], 5.0]]},
-    "decay": {"eos_token_id": 7, "pad_token_id": 0, "exponential_decay_length_penalty": (4, 1.5)},
-    "all": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[9]],
-            "eos_token_id": [3, 4], "pad_token_id": 0, "min_length": 15},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", PROCESSORS)
-def test_each_processor_gives_what_plain_generate_gives(kind, case):
-    for prompt in random_prompts(4, seed=1):
-        own = method(kind)
-        assert_equal_to_plain(kind, pad([prompt]), own, **PROCESSORS[case])
-        assert own.results[0].stats.tokens >= own.results[0].stats.target_calls
-    prompts = pad(random_prompts(5, seed=2))
-    assert_equal_to_plain(kind, prompts, **{"pad_token_id": 0, **PROCESSORS[case]})
-
-
 @pytest.mark.parametrize("strategy", ["greedy", "bpd", "p_best", "tree"])
 def test_strategies_and_layouts(strategy):
     for layout in ("rows", "auto"):
         own = method("trained", drafter=strategy, layout=layout)
         for prompt in random_prompts(4, seed=3):
             assert_equal_to_plain("trained", pad([prompt]), own, repetition_penalty=1.2)
-
-
-def test_a_drafter_is_a_name_a_config_or_an_object():
-    heads, prompt = model_of("trained").head_logits, pad(random_prompts(1, seed=13))
-    config = DraftConfig("tree", top_k=6, max_nodes=12)
-    calls = []
-    for own in (
-        CustomGenerate(heads, "tree", lm=small_lm(), top_k=6, max_nodes=12),
-        CustomGenerate(heads, config, lm=small_lm()),
-        CustomGenerate(heads, DraftConfig("tree"), lm=small_lm(), top_k=6, max_nodes=12),
-        CustomGenerate(heads, TreeDrafter(small_lm(), config)),
-    ):
-        assert_equal_to_plain("trained", prompt, own)
-        calls.append(own.results[0].stats.accept_lengths)
-    assert calls[1:] == calls[:1] * 3
 
 
 @pytest.mark.parametrize("ends", [7, [3, 8, 13], list(range(0, VOCAB, 3))])
@@ -190,12 +138,6 @@ def test_processors_with_a_length_for_each_row():
     assert_equal_to_plain("trained", inputs, repetition_penalty=1.5)
 
 
-def test_prefix_constraints_of_a_single_text():
-    allowed = lambda _, ids: [(int(ids[-1]) * 7 + step) % VOCAB for step in range(5)]  # noqa: E731
-    for prompt in random_prompts(4, seed=8):
-        assert_equal_to_plain("trained", pad([prompt]), prefix_allowed_tokens_fn=allowed)
-
-
 def test_beyond_the_positions_that_a_rotary_model_names():
     prompt = random_prompts(1, seed=9, length=POSITIONS - 6)[0]
     assert_equal_to_plain("llama", pad([prompt]), max_new_tokens=16)
@@ -203,16 +145,6 @@ def test_beyond_the_positions_that_a_rotary_model_names():
 
 def test_a_static_cache():
     assert_equal_to_plain("llama", pad(random_prompts(1, seed=10)), cache_implementation="static")
-
-
-def test_dictionary_output():
-    base, prompt = model_of("trained").base, pad(random_prompts(1, seed=11))
-    output = base.generate(
-        **prompt, custom_generate=method("trained"), max_new_tokens=9, return_dict_in_generate=True
-    )
-    assert isinstance(output, GenerateDecoderOnlyOutput)
-    plain = base.generate(**prompt, max_new_tokens=9)
-    assert output.sequences.tolist() == plain.tolist()
 
 
 REFUSED = {
@@ -235,15 +167,6 @@ def test_what_cannot_be_honored_is_refused_by_name(name):
             torch.tensor([[1, 2, 3]]), custom_generate=method("llama"), max_new_tokens=4,
             **REFUSED[name],
         )  # fmt: skip
-
-
-def test_beams_are_given_to_the_models_own_generate():
-    with pytest.raises(
-        ValueError, match=r"num_beams=3 .*; call model\.generate\(.., num_beams=1\)"
-    ):
-        model_of("llama").base.generate(
-            torch.tensor([[1, 2]]), custom_generate=method("llama"), max_new_tokens=4, num_beams=3
-        )
 
 
 def test_hidden_tokens_between_others_are_left_out():

@@ -12,13 +12,11 @@ pytest.importorskip("torch")
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from blockwise_models import VOCAB, looping_text, model_of, random_model
+from blockwise_models import VOCAB, model_of, random_model, small_lm
 from constraints import acceptor_of
-from lattice_bpd import DraftConfig, NGramLM
+from lattice_bpd import DraftConfig
 from lattice_bpd.decode import Constraint, CustomGenerate, FstConstraint
 from lattice_bpd.decode.drafters.call_costs import costs_of
-
-pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
 END = 7
 PROCESSED: dict[str, dict[str, Any]] = {
@@ -56,16 +54,12 @@ def words() -> FstConstraint:
     return acceptor_of(arcs, {0})
 
 
-def lm_of_text() -> NGramLM:
-    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
-
-
 @pytest.mark.parametrize("case", PROCESSED)
 @pytest.mark.parametrize("strategy", ["greedy", "bpd", "p_best", "tree", "mixture"])
 def test_constrained_output_is_plain_generates_with_a_processor(strategy: str, case: str) -> None:
     model, constraint, rng = model_of("trained"), words(), np.random.default_rng(1)
     config = DraftConfig(strategy, top_k=6, max_nodes=12)
-    own = CustomGenerate(model.head_logits, config, lm=lm_of_text(), constraint=constraint)
+    own = CustomGenerate(model.head_logits, config, lm=small_lm(), constraint=constraint)
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": END, "pad_token_id": 0}
     for count in (1, 1, 3):
         rows = torch.from_numpy(rng.integers(0, VOCAB, (count, 6)))

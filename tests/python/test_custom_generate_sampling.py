@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -111,14 +111,6 @@ def test_torchs_seed_decides_and_drafts_do_not():
     assert sample(CustomGenerate(drafter="greedy"), seed=4) != first
 
 
-def test_several_sequences_of_one_prompt_differ():
-    output = model_with().generate(
-        PROMPT, custom_generate=CustomGenerate(drafter="greedy"), do_sample=True,
-        num_return_sequences=4, max_new_tokens=12,
-    )  # fmt: skip
-    assert len({tuple(row) for row in output.tolist()}) == 4
-
-
 def test_drafters_know_temperature_and_noise():
     selector = ProcessedSampling(0.5, seed=3).start(0, [1, 2])
     assert isinstance(selector, SampledSelector)
@@ -146,11 +138,3 @@ def test_greedy_stays_greedy_and_other_rules_are_refused():
     method = CustomGenerate(drafter="greedy", acceptance=rule)
     model.generate(PROMPT, custom_generate=method, max_new_tokens=4)
     assert method.results[0].acceptance == "rejection"
-
-
-def test_beams_are_refused_by_name():
-    with pytest.raises(ValueError, match="num_beams=3 cannot be honored"):
-        model_with().generate(
-            PROMPT, custom_generate=CustomGenerate(drafter="greedy"), max_new_tokens=4,
-            generation_config=GenerationConfig(do_sample=True, num_beams=3),
-        )  # fmt: skip

@@ -63,22 +63,6 @@ def test_drafter_sees_the_exact_token_and_the_longest_draft():
     assert result.stats.target_calls == 6
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda _: [[0] * 30],
-        lambda _: [[1], [2], [1]],
-        lambda _: np.full((3, 4), -1, np.int32),
-        lambda _: [[]],
-        lambda _: [],
-    ],
-    ids=["too long", "short", "padding only", "no slots", "no drafts"],
-)
-def test_any_drafter_is_lossless(make):
-    result = decode(model_of("llama"), PROMPT, FixedDrafter(make), max_new_tokens=15)
-    assert result.token_ids == plain_greedy(model_of("llama"), PROMPT, 15)
-
-
 def test_repeats_count_the_exact_token_as_first_position():
     stats = DecodeStats()
     stats.add_repeats(*PrefixTree.from_drafts(7, [[7, 9, 9, 4], [9, 9, 9, 9]]).count_repeats())
@@ -169,11 +153,6 @@ def test_oracle_takes_the_targets_tokens_that_are_in_the_lattice():
 def test_bad_requests_are_refused(prompt, options, message):
     with pytest.raises(ValueError, match=message):
         generate(model_of("gpt2"), prompt, **{"drafter": "p_best", **options})
-
-
-def test_prompts_of_floats_are_refused():
-    with pytest.raises(TypeError, match="expected token ids"):
-        generate(model_of("gpt2"), [0.5], "p_best")
 
 
 def test_lm_of_another_vocabulary_is_refused():

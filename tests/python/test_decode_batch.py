@@ -12,9 +12,8 @@ pytest.importorskip("torch")
 
 import torch
 from transformers import GenerationConfig, StaticCache
-from transformers.generation.streamers import BaseStreamer
 
-from blockwise_models import ARCHITECTURES, POSITIONS, VOCAB, looping_text, model_of, plain_greedy
+from blockwise_models import VOCAB, model_of, plain_greedy, small_lm
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import (
     DecodeStats,
@@ -32,12 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for te
 
 STATIC = GenerationConfig(cache_implementation="static")
 SMALL = {"top_k": 6, "num_drafts": 5, "max_nodes": 14, "alpha": 0.5}
-STRATEGIES = ["greedy", "bpd", "ngram", "p_best", "p_best_0gram", "tree", "tree_0gram", "oracle"]
-
-
-@functools.cache
-def small_lm() -> NGramLM:
-    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
 
 
 def options_of(name: str) -> dict:
@@ -53,19 +46,6 @@ def random_prompts(count: int, seed: int) -> list[list[int]]:
 @functools.cache
 def greedy_of(kind: str, prompt: tuple[int, ...], count: int) -> list[int]:
     return plain_greedy(model_of(kind), list(prompt), count)
-
-
-@pytest.mark.parametrize("layout", ["tree", "rows"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("kind", [*ARCHITECTURES, "trained"])
-def test_every_strategy_is_lossless_alone_and_in_batches(kind, strategy, layout):
-    prompts = random_prompts(8, seed=1)
-    wanted = [greedy_of(kind, tuple(prompt), 18) for prompt in prompts]
-    options = {**options_of(strategy), "layout": layout, "max_new_tokens": 18}
-    together = generate(model_of(kind), prompts, **options)
-    assert [result.token_ids for result in together] == wanted
-    for prompt, expected in zip(prompts[:2], wanted, strict=False):
-        assert generate(model_of(kind), prompt, **options).token_ids == expected
 
 
 @pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree"])
@@ -84,24 +64,6 @@ def test_a_batch_takes_as_many_calls_as_its_slowest_sequence(strategy):
     for result in together:
         merged.merge(result.stats)
     assert merged.own_seconds <= merged.seconds["total"]
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "mistral"])
-def test_limits_and_stop_tokens_end_each_sequence_by_itself(kind):
-    # the second has positions for 5 more tokens only
-    prompts = [*random_prompts(3, seed=3), [1] * (POSITIONS - 4)]
-    wanted = [greedy_of(kind, tuple(p), min(20, POSITIONS - len(p) + 1)) for p in prompts]
-    results = generate(model_of(kind), prompts, **options_of("tree"), max_new_tokens=20)
-    assert [f.token_ids for f in results] == wanted
-    assert [f.finish for f in results] == ["length"] * 3 + ["positions"]
-    stop = wanted[0][5]
-    results = generate(
-        model_of(kind), prompts, **options_of("tree"), max_new_tokens=20, stop_token_ids=[stop]
-    )
-    for result, whole in zip(results, wanted, strict=True):
-        cut = whole.index(stop) + 1 if stop in whole else len(whole)
-        assert result.token_ids == whole[:cut]
-        assert (result.finish == "stop_token") == (stop in whole)
 
 
 def test_trees_cut_calls_more_than_lists_of_as_many_tokens():
@@ -168,31 +130,6 @@ def test_a_drafter_takes_a_config_or_options_by_name():
         generate(model_of("trained"), [1], 3)
 
 
-class Recorder(BaseStreamer):
-    def __init__(self) -> None:
-        self.texts: list[list[int]] = []
-        self.ended = 0
-
-    def put(self, value):
-        self.texts.append(value.flatten().tolist())
-
-    def end(self):
-        self.ended += 1
-
-
-def test_streamers_get_the_prompt_and_then_every_token_once():
-    streamer, prompt = Recorder(), [3, 8, 13]
-    results = generate(
-        model_of("trained"), prompt, **options_of("tree"), streamer=streamer, max_new_tokens=20
-    )
-    assert streamer.texts[0] == prompt
-    assert streamer.texts[1:] == [[token] for token in results.token_ids]  # as model.generate does
-    assert streamer.ended == 1
-    with pytest.raises(ValueError, match="a streamer takes one text, found 2 prompts"):
-        generate(model_of("trained"), [prompt, prompt], streamer=streamer)
-    assert streamer.ended == 2  # who waits for the text is not left waiting
-
-
 class Echo(Drafter):
     """Proposes what came last; remembers what it observed of each text."""
 
@@ -238,22 +175,6 @@ class Fixed:
 
     def propose(self, states):
         return [self.make(state) for state in states]
-
-
-def test_any_tree_is_lossless():
-    rng = np.random.default_rng(0)
-    for size in (1, 5, 40):
-        parents = np.array([int(rng.integers(-1, node)) for node in range(size)])
-        token_ids = rng.integers(0, VOCAB, size)
-
-        def tree(state, token_ids=token_ids, parents=parents):
-            return PrefixTree.from_nodes(state.tokens[-1], token_ids, parents, len(parents))
-
-        for layout in ("tree", "rows"):
-            result = decode(
-                model_of("llama"), [5, 6], Fixed(tree), layout=layout, max_new_tokens=12
-            )
-            assert result.token_ids == greedy_of("llama", (5, 6), 12)
 
 
 @pytest.mark.parametrize(

@@ -1,137 +1,222 @@
-"""Every strategy returns the output of the target alone, token for token."""
+"""Every drafter on every target, layout and batch: the output of the model's own `generate`."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-from blockwise_models import POSITIONS, VOCAB, WINDOW, looping_text, model_of, plain_greedy
+import torch
+
+from blockwise_models import (
+    ARCHITECTURES,
+    POSITIONS,
+    VOCAB,
+    WINDOW,
+    model_of,
+    plain_greedy,
+    random_model,
+    small_lm,
+)
 from lattice_bpd import DraftConfig, NGramLM
-from lattice_bpd.decode import generate
+from lattice_bpd.decode import Drafter, generate
+from lattice_bpd.decode.drafters import DraftModelDrafter
 from lattice_bpd.draft.config import STRATEGIES
+from lattice_bpd.models import BlockwiseLM, CallableHeads, HeadSource, MedusaHeads, VocabularyHeads
+from lattice_bpd.verify import PrefixTree
 
-pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
-
-DRAFTING = [name for name in STRATEGIES if name != "greedy"] + ["p_best_0gram"]
-BEYOND_HEADS = ["draft_model"]  # tests of their own have more
-KINDS = ["gpt2", "llama", "mistral", "gemma2", "trained"]
-OPTIONS = {"top_k": 6, "num_drafts": 5, "alpha": 0.5}
-
-
-@functools.cache
-def small_lm() -> NGramLM:
-    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
+KINDS = [*ARCHITECTURES, "trained"]
+LAYOUTS = ["tree", "rows"]
+NEW = 24
+SMALL: dict[str, Any] = {"top_k": 6, "num_drafts": 5, "max_nodes": 14, "alpha": 0.5}
+Options = dict[str, Any]
 
 
-def decode_with(strategy: str, kind: str, prompt: list[int], **options):
-    if strategy == "neural":
-        rescorer = {"lm": model_of("gpt2").base}
-    elif strategy == "draft_model":
-        rescorer = {"draft_model": model_of("trained").base}
-    else:
-        rescorer = {"lm": None if strategy == "p_best_0gram" else small_lm()}
-    length = 4 if strategy == "draft_model" else None
-    config = DraftConfig(strategy.removesuffix("_0gram"), **OPTIONS, draft_length=length)
-    return generate(model_of(kind), prompt, config, **rescorer, **options)
+def strategy(name: str, lm: Any = small_lm, **options: Any) -> Callable[[str], Options]:
+    """A strategy by its name, with the target's own heads."""
+    config = DraftConfig(name, **{**SMALL, **options})
+    return lambda _: {"drafter": config, "lm": lm and lm()}
 
 
-def prompts(count: int, seed: int, longest: int = 20) -> list[list[int]]:
+def draft_model(kind: str = "gpt2", **options: Any) -> Callable[[str], Options]:
+    options = {"draft_length": 4, "top_k": 4, **options}
+    return lambda _: {"drafter": DraftModelDrafter(random_model(kind), **options)}
+
+
+def heads(make: Callable[[Any], Any], name: str = "p_best") -> Callable[[str], Options]:
+    """The target with other heads."""
+
+    def options(kind: str) -> Options:
+        torch.manual_seed(1)
+        source = make(model_of(kind).base)
+        assert isinstance(source, HeadSource)
+        if isinstance(source, torch.nn.Module):
+            for weight in source.parameters():
+                weight.data.normal_(0.0, 0.3)
+        return {**strategy(name)(kind), "model": BlockwiseLM(model_of(kind).base, heads=source)}
+
+    return options
+
+
+def random_logits(hidden: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.einsum("bd,hvd->bhv", hidden, torch.randn(3, VOCAB, 32, generator=generator))
+
+
+def two_lms() -> list[NGramLM]:
+    return [small_lm(), small_lm(2)]
+
+
+DRAFTERS: dict[str, Callable[[str], Options]] = {
+    **{name: strategy(name) for name in STRATEGIES if name not in ("neural", "draft_model")},
+    **{f"{name} alone": strategy(name, None) for name in ("p_best", "tree", "chain", "mixture")},
+    "neural": strategy("neural", lambda: model_of("gpt2").base),
+    "tree at 2": strategy("tree", temperature=2.0),
+    "mixture of all": strategy("mixture", two_lms, max_nodes=5),
+    "mixture, text": strategy("mixture", two_lms, sources=("text",)),
+    "mixture, LMs by cost": strategy("mixture", two_lms, sources=("lm",), max_nodes="auto"),
+    "draft model": strategy("draft_model", None, draft_length=4, max_nodes="auto"),
+    "draft chain": draft_model(shape="chain"),
+    "draft beam": draft_model("llama", max_nodes=9),
+    "draft samples": draft_model("mistral", shape="sampled", draws=[3, 2, 1]),
+    "sampled draft tree": draft_model("gemma2", shape="sampled_tree", max_nodes=9),
+    "Medusa": heads(lambda _: MedusaHeads(32, VOCAB, 3, 2)),
+    "a function": heads(lambda _: CallableHeads(random_logits, 3), "bpd"),
+    "heads of a few ids": heads(
+        lambda _: VocabularyHeads([3, 40, 7, 21], 32, VOCAB, num_slots=3, inner_size=16), "tree"
+    ),
+}
+
+
+def prompts(count: int, seed: int, longest: int = 16) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(0, VOCAB, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
+    return [rng.integers(0, VOCAB, rng.integers(1, longest)).tolist() for _ in range(count)]
 
 
 @functools.cache
-def greedy_of(kind: str, prompt: tuple[int, ...], count: int) -> list[int]:
-    return decode_with("greedy", kind, list(prompt), max_new_tokens=count).token_ids
+def own_output(kind: str, prompt: tuple[int, ...]) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = model_of(kind).base.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
+    )
+    return output[0, len(prompt) :].tolist()
 
 
+def decoder(kind: str, name: str, **given: Any) -> Callable[..., Any]:
+    options = {"max_new_tokens": NEW, **DRAFTERS[name](kind), **given}
+    if name == "draft model":
+        options["draft_model"] = model_of("trained").base
+    model = options.pop("model", model_of(kind))
+    return lambda texts, **more: generate(model, texts, **{**options, **more})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_is_the_target_alone(kind):
-    for prompt in prompts(25, seed=1):
-        assert list(greedy_of(kind, tuple(prompt), 20)) == plain_greedy(model_of(kind), prompt, 20)
+def test_output_is_that_of_the_models_own_generate(kind, name, layout):
+    texts, run = prompts(8, seed=1), decoder(kind, name, layout=layout)
+    wanted = [own_output(kind, tuple(text)) for text in texts]
+    results = run(texts)
+    assert [result.token_ids for result in results] == wanted
+    for result in results:
+        assert (result.finish, result.stats.tokens) == ("length", NEW)
+        assert result.stats.draft_failures == {}
+    calls = sum(result.stats.target_calls for result in results)
+    assert calls <= 8 * NEW
+    if kind == "trained" and name in ("bpd", "p_best", "tree", "chain", "oracle"):
+        assert calls < 8 * NEW / 1.5  # drafts were accepted
+    for limit in (1, 2, 6):
+        result = run(texts[0], max_new_tokens=limit)
+        assert (result.token_ids, result.finish) == (wanted[0][:limit], "length")
+    for index in (1, 7):
+        stop = wanted[1][index]
+        for result, whole in zip(run(texts[:3], stop_token_ids=[stop]), wanted, strict=False):
+            ends = stop in whole
+            assert result.token_ids == (whole[: whole.index(stop) + 1] if ends else whole)
+            assert result.finish == ("stop_token" if ends else "length")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strategy", DRAFTING)
-def test_hundreds_of_prompts(strategy, kind):
-    calls = tokens = 0
-    for prompt in prompts(15 if strategy in BEYOND_HEADS else 70, seed=2):
-        result = decode_with(strategy, kind, prompt, max_new_tokens=24)
-        assert result.token_ids == greedy_of(kind, tuple(prompt), 24), prompt
-        assert result.stats.tokens == 24
-        calls += result.stats.target_calls
-        tokens += result.stats.tokens
-    assert calls <= tokens
-    # "mixture" may find that drafts do not pay
-    if kind == "trained" and strategy != "mixture":
-        assert tokens / calls > 1.5  # drafts were really accepted
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strategy", DRAFTING)
-def test_length_limits(strategy, kind):
-    for prompt in prompts(4, seed=3):
-        whole = greedy_of(kind, tuple(prompt), 20)
-        for limit in range(1, 21):
-            result = decode_with(strategy, kind, prompt, max_new_tokens=limit)
-            assert (result.token_ids, result.finish) == (whole[:limit], "length")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strategy", ["greedy", *DRAFTING])
-def test_stop_token_at_every_position(strategy, kind):
-    for prompt in prompts(3, seed=4):
-        whole = greedy_of(kind, tuple(prompt), 20)
-        for index, token in enumerate(whole):
-            first = whole.index(token)
-            result = decode_with(strategy, kind, prompt, max_new_tokens=20, stop_token_ids=[token])
-            assert (result.token_ids, result.finish) == (whole[: first + 1], "stop_token"), index
-            assert result.stats.tokens == first + 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strategy", ["greedy", *DRAFTING])
-def test_one_token_prompts(strategy, kind):
-    for token in range(0, VOCAB, 5):
-        result = decode_with(strategy, kind, [token], max_new_tokens=12)
-        assert result.token_ids == greedy_of(kind, (token,), 12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("strategy", ["greedy", *DRAFTING])
-@pytest.mark.parametrize("length", [POSITIONS, POSITIONS - 1, POSITIONS - 3, POSITIONS - 9])
-def test_prompts_at_the_position_limit(strategy, kind, length):
-    prompt = np.random.default_rng(length).integers(0, VOCAB, length).tolist()
-    remaining = POSITIONS - length + 1  # the last token is never read
-    result = decode_with(strategy, kind, prompt, max_new_tokens=30)
-    assert (len(result.token_ids), result.finish) == (remaining, "positions")
-    assert result.token_ids == plain_greedy(model_of(kind), prompt, remaining)
-    exact = decode_with(strategy, kind, prompt, max_new_tokens=remaining)
-    assert (exact.token_ids, exact.finish) == (result.token_ids, "length")
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "neural"])
+@pytest.mark.parametrize("kind", ["gpt2", "mistral"])
+def test_texts_end_with_the_positions(kind, name):
+    rng, run = np.random.default_rng(2), decoder(kind, name, max_new_tokens=30)
+    left = [0, 1, 3, 9, 60]
+    texts = [rng.integers(0, VOCAB, POSITIONS - most).tolist() for most in left]
+    for text, result, most in zip(texts, run(texts), left, strict=True):
+        count = min(most + 1, 30)  # the last token is never read
+        assert result.token_ids == plain_greedy(model_of(kind), text, count)
+        assert result.finish == ("positions" if count < 30 else "length")
+    alone = run(texts[2], max_new_tokens=4)
+    assert (len(alone.token_ids), alone.finish) == (4, "length")
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma2"])
-@pytest.mark.parametrize("layout", ["tree", "rows"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_long_texts_beyond_the_window(layout, kind):
-    config = DraftConfig("tree", max_nodes=12, **OPTIONS)
-    options = {"lm": small_lm(), "max_new_tokens": 12, "layout": layout}
-    texts = [prompt * 3 for prompt in prompts(3, seed=6, longest=16)]
-    wanted = [plain_greedy(model_of(kind), text, 12) for text in texts]
+    texts = [text * 3 for text in prompts(3, seed=6)]
     assert max(map(len, texts)) > 2 * WINDOW
-    for text, tokens in zip(texts, wanted, strict=True):
-        assert generate(model_of(kind), text, config, **options).token_ids == tokens
-    results = generate(model_of(kind), texts, config, **options)
-    assert [result.token_ids for result in results] == wanted
+    wanted = [plain_greedy(model_of(kind), text, 12) for text in texts]
+    run = decoder(kind, "tree", layout=layout, max_new_tokens=12)
+    assert [result.token_ids for result in run(texts)] == wanted
+    assert [run(text).token_ids for text in texts] == wanted
 
 
 def test_oracle_is_at_least_as_good_as_any_path_of_its_lattice():
-    calls = dict.fromkeys(["bpd", "p_best_0gram", "ngram", "p_best", "oracle"], 0)
-    for prompt in prompts(60, seed=5):
-        for strategy in calls:
-            result = decode_with(strategy, "trained", prompt, max_new_tokens=24)
-            calls[strategy] += result.stats.target_calls
+    calls = {}
+    for name in ("bpd", "p_best alone", "ngram", "p_best", "oracle"):
+        results = decoder("trained", name)(prompts(60, seed=5))
+        calls[name] = sum(result.stats.target_calls for result in results)
     assert calls["oracle"] == min(calls.values())
+
+
+class RandomTrees(Drafter):
+    """Trees of any shape around the coming tokens, or none; notes how much of each is right."""
+
+    def __init__(self, coming: list[int], seed: int) -> None:
+        self.coming, self.rng = coming, np.random.default_rng(seed)
+        self.accepted: list[int] = []
+
+    def propose(self, states):
+        return [self.draft(state) for state in states]
+
+    def draft(self, state) -> PrefixTree | None:
+        coming = self.coming[len(state.new_tokens) :]
+        if self.rng.random() < 0.15:
+            self.accepted.append(0)
+            return None
+        size = int(self.rng.choice([0, 1, 4, 30]))
+        parents = [int(self.rng.integers(-1, node)) for node in range(size)]
+        tokens, depths = [], []
+        for parent in parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+            right = depths[-1] < len(coming) and self.rng.random() < 0.6
+            tokens.append(coming[depths[-1]] if right else int(self.rng.integers(0, VOCAB)))
+        length, node = 0, -1
+        while length < state.max_draft_length:
+            equal = [n for n in range(size) if (parents[n], tokens[n]) == (node, coming[length])]
+            if not equal:
+                break
+            length, node = length + 1, equal[0]  # of equal siblings the first counts
+        self.accepted.append(length)
+        return PrefixTree.from_nodes(state.tokens[-1], tokens, parents, 99)  # too deep at times
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_random_tree_is_lossless(kind, layout, seed):
+    texts = prompts(4, seed)
+    wanted = [own_output(kind, tuple(text)) for text in texts]
+    for together in (texts, texts[:1]):
+        trees = [RandomTrees(coming, seed) for coming in wanted[: len(together)]]
+        results = generate(model_of(kind).base, together, trees, layout=layout, max_new_tokens=NEW)
+        for result, tree, coming in zip(results, trees, wanted, strict=False):
+            assert result.token_ids == coming
+            accepted = result.stats.accept_lengths
+            assert accepted[: len(tree.accepted)] == tree.accepted
+            assert not any(accepted[len(tree.accepted) :])  # nothing is drafted for the last token

@@ -28,7 +28,7 @@ from blockwise_models import (
     trained_model,
 )
 from lattice_bpd.decode import DecodeStats, DraftWarning, decode
-from lattice_bpd.decode.drafters import DraftModelDrafter, NoDrafter
+from lattice_bpd.decode.drafters import DraftModelDrafter
 from lattice_bpd.decode.drafters.cached_reader import CachedReader
 from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
 from lattice_bpd.decode.drafters.proposals import propose_trees
@@ -36,9 +36,8 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.verify import PrefixTree, Rejection
+from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd_kim2024.llama2c import load_llama2c
 
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 SHAPES = {
@@ -85,20 +84,6 @@ def logits_behind(model, tokens):
     return model.base(input_ids=torch.tensor([tokens])).logits[0, -1]
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_is_lossless_alone_and_in_a_batch(shape, kind):
-    target, small = model_of("llama").base, random_model(kind)
-    wanted = [plain_greedy(model_of("llama"), prompt, 14) for prompt in PROMPTS]
-    alone = [decode(target, p, drafter_of(small, shape), max_new_tokens=14) for p in PROMPTS]
-    together = decode(target, PROMPTS, drafter_of(small, shape), max_new_tokens=14)
-    assert [found.token_ids for found in alone] == wanted
-    assert [found.token_ids for found in together] == wanted
-    assert all(found.stats.draft_failures == {} for found in [*alone, *together])
-    lengths = [found.stats.accept_lengths for found in alone]
-    assert [found.stats.accept_lengths for found in together] == lengths
-
-
 @pytest.mark.parametrize("shape", ["chain", "beam"])
 def test_the_target_as_its_own_draft_model_is_always_right(shape):
     model = trained_model()
@@ -106,18 +91,6 @@ def test_the_target_as_its_own_draft_model_is_always_right(shape):
     found = decode(model.base, PROMPTS[0], drafter, max_new_tokens=26)
     assert found.stats.accept_lengths == [0, *[4] * 5][1:]
     assert found.stats.target_calls == 6
-
-
-@pytest.mark.parametrize("shape", ["chain", "beam"])
-def test_stories260k_drafts_for_itself(shape, shared_data):
-    model = load_llama2c(shared_data / "stories260K" / "stories260K.bin")
-    drafter = DraftModelDrafter(model, shape=shape, draft_length=6, max_nodes=12)
-    plain = decode(model, [1], NoDrafter(), max_new_tokens=50)
-    found = decode(model, [1], drafter, max_new_tokens=50)
-    assert found.token_ids == plain.token_ids
-    # A token, then blocks of 7; trees leave the greedy path where others are as likely.
-    assert found.stats.target_calls == 8 or shape != "chain"
-    assert found.stats.block_efficiency > 4.0
 
 
 def test_a_prompt_is_read_once_and_a_slot_costs_a_token():
@@ -276,16 +249,6 @@ def test_sampled_trees_keep_what_they_were_sampled_from(draws):
         children = [p[-1] for p in paths if p[:-1] == path and len(p) == len(path) + 1]
         assert len(set(children)) == draws[len(path)]
         assert set(children) <= set(distribution[0].tolist())
-
-
-def test_texts_of_a_batch_are_sampled_independently():
-    drafter = DraftModelDrafter(random_model("gpt2"), draft_length=8)
-    states = [state_of(PROMPTS[0]) for _ in range(3)]
-    rule = Rejection(5.0, seed=[1, 2, 3])
-    for number, state in enumerate(states):
-        state.selector = rule.start(number, PROMPTS[0])
-    first = {tuple(tree.token_ids) for tree in drafter.propose(states)}
-    assert len(first) == 3
 
 
 def small_gpt2(positions=64, vocab=VOCAB):

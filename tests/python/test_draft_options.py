@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import fields
 from typing import Any
 
@@ -12,8 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd import DraftConfig, NGramLM
+from blockwise_models import VOCAB, model_of, small_lm
+from lattice_bpd import DraftConfig
 from lattice_bpd.decode import (
     CustomGenerate,
     DraftSources,
@@ -27,8 +26,6 @@ from lattice_bpd.decode.huggingface.generate import read_config
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.verify.acceptance import TopKMatch
 
-pytestmark = pytest.mark.filterwarnings("ignore:Katz")
-
 PROMPT = [3, 8, 13]
 VALUES: dict[str, Any] = {
     "top_k": 4, "num_drafts": 3, "max_nodes": 9, "alpha": 0.7, "temperature": 1.5,
@@ -36,11 +33,6 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 WITHOUT_LM = [name for name, info in STRATEGIES.items() if not info.uses("lm")]
 NEEDS_HEADS = [name for name, info in STRATEGIES.items() if "heads" in info.needs]
-
-
-@functools.cache
-def small_lm() -> NGramLM:
-    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
 
 
 def sources_of(strategy: str) -> DraftSources:

@@ -36,23 +36,6 @@ def plain(kind: str, prompt: list[int], count: int) -> list[int]:
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("kind", ["trained", "llama", "gpt2"])
-@pytest.mark.parametrize("layout", ["auto", "tree", "rows", "chain"])
-@pytest.mark.parametrize("sources", [None, ("text",), ("lm",), ("heads",), ("heads", "lm")])
-def test_the_output_is_that_of_generate(kind, layout, sources):
-    count = 24
-    wanted = [plain(kind, prompt, count) for prompt in PROMPTS]
-    lms = [small_lm(), small_lm(2)]
-    for size in (5, "auto"):
-        options = {"max_nodes": size, "sources": sources, "layout": layout}
-        results = generate(model_of(kind), PROMPTS, lm=lms, max_new_tokens=count, **options)
-        assert [result.token_ids for result in results] == wanted
-        alone = generate(model_of(kind), PROMPTS[1], lm=lms, max_new_tokens=count, **options)
-        assert alone.token_ids == wanted[1]
-        if size == 5 and kind == "trained" and sources != ("text",):
-            assert sum(result.stats.target_calls for result in results) < 4 * count
-
-
 def test_a_chain_is_one_path():
     drafter = MixtureDrafter([small_lm()], heads=True, max_nodes=6)
     for layout, most_leaves in (("chain", 1), ("tree", 6)):

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
-from lattice_bpd.decode import CustomGenerate, decode, generate
+from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters.draft_model import DraftModelDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.state.heads import DraftHeads
@@ -77,21 +77,6 @@ def test_draft_models(shape: str, size: int) -> None:
     if shape in ("chain", "beam"):
         assert result.stats.accept_lengths == expected.stats.accept_lengths
         assert result.stats.block_efficiency > 2.5
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_draft_models_by_name_in_batches_and_from_transformers(size: int) -> None:
-    target, draft = build_target("llama"), resized(build_target("llama"), size)
-    prompts = [*PROMPTS, FOREIGN]
-    for strategy in ("draft_model",):
-        results = generate(target, prompts, strategy, draft_model=draft, max_new_tokens=NEW)
-        expected = [plain_generate(target, prompt) for prompt in prompts]
-        assert [result.token_ids for result in results] == expected
-    custom = CustomGenerate(None, "draft_model", draft_model=draft)
-    output = target.generate(
-        torch.tensor([FOREIGN]), max_new_tokens=NEW, do_sample=False, custom_generate=custom
-    )
-    assert output[0, len(FOREIGN) :].tolist() == plain_generate(target, FOREIGN)
 
 
 @pytest.mark.parametrize("size", SIZES)

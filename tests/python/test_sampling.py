@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from blockwise_models import VOCAB, looping_text, model_of
+from blockwise_models import VOCAB, model_of, small_lm
 from lattice_bpd import DraftConfig, NGramLM, rescore_tree, sample_tree
 from lattice_bpd.decode import generate
 from lattice_bpd.draft import SharedNoise
@@ -117,15 +117,6 @@ def warped(logits: torch.Tensor, options: dict) -> np.ndarray:
     scores = Warp(**options).apply(logits).astype(np.float64)
     probabilities = np.exp(scores - scores.max())
     return probabilities / probabilities.sum()
-
-
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.6, "top_k": 4}, {"top_p": 0.9}])
-def test_sampled_tokens_have_the_targets_distribution(options):
-    logits = torch.tensor([0.3, 2.0, -1.0, 0.0, 1.1, -4.0, 0.9])
-    selector = Sampled(**options, seed=3).start(0, [1])
-    candidates = DraftCandidates((), 0)
-    counts = np.bincount([selector.choose(logits, candidates) for _ in range(350_000)], minlength=7)
-    assert_distribution(counts, warped(logits, options))
 
 
 def sample_without_replacement(probabilities: np.ndarray, uniforms: np.ndarray) -> list[int]:
@@ -275,11 +266,6 @@ def test_sampling_whole_sequences_by_total_variation(rule, propose):
     distance = 0.5 * np.abs(frequencies / count - wanted).sum()
     expected = 0.5 * np.sqrt(2 / np.pi * wanted * (1 - wanted) / count).sum()
     assert distance < expected + math.sqrt(-math.log(LEVEL) / (2 * count))  # McDiarmid
-
-
-@functools.cache
-def small_lm() -> NGramLM:
-    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
 
 
 PROMPTS = [np.random.default_rng(number).integers(0, VOCAB, 3 + number % 9).tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -13,21 +12,13 @@ pytest.importorskip("torch")
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd import NGramLM
+from blockwise_models import model_of, small_lm
 from lattice_bpd.decode import generate
 from lattice_bpd.decode.drafters import chain as sampled_drafter
 from lattice_bpd.verify import Rejection, Sampled
 from lattice_bpd.verify.acceptance.warp import Warp
 
-pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
-
 RULES = (Sampled, Rejection)
-
-
-@functools.cache
-def small_lm() -> NGramLM:
-    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB)
 
 
 @pytest.mark.parametrize("rule", RULES)

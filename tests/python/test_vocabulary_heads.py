@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lattice_bpd import FormatError, NGramLM
-from lattice_bpd.decode import generate
+from lattice_bpd import FormatError
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models import BlockwiseLM, VocabularyHeads, load_heads
+from lattice_bpd.models import VocabularyHeads, load_heads
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.train.vocabulary_heads import states as states_module
 from lattice_bpd.train.vocabulary_heads.states import read_states
@@ -82,23 +81,6 @@ def test_heads_against_formulas(reads_exact_token: bool) -> None:
         )
     own = model.get_output_embeddings()(hidden).argmax(-1)  # the default exact tokens
     torch.testing.assert_close(heads(hidden), heads(hidden, own))
-
-
-def test_the_output_is_that_of_generate_with_every_strategy(tmp_path: Path) -> None:
-    model, heads, prompt = build_target("llama"), make_heads(), [11, 7, 33, 9]
-    expected = plain_generate(model, prompt)
-    lm = NGramLM.train([prompt + expected], 3, vocab_size=VOCAB, smoothing="witten_bell")
-    heads.save_pretrained(tmp_path, model)
-    loaded: Any = load_heads(tmp_path)
-    for strategy in ("bpd", "tree", "ngram", "chain"):
-        options = {} if strategy in ("bpd", "chain") else {"top_k": 4}
-        used = None if strategy == "bpd" else lm
-        result = generate(
-            model, prompt, strategy, heads=loaded, lm=used, max_new_tokens=24, **options
-        )
-        assert result.token_ids == expected
-    whole: Any = BlockwiseLM(model, heads=loaded)
-    assert generate(whole, [prompt, prompt[:2]], "bpd", max_new_tokens=24)[0].token_ids == expected
 
 
 def test_decoding_reads_candidates_not_a_whole_vocabulary() -> None:
