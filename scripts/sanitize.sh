@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly tree=build/sanitize/python
 readonly tests=(test_engines.py test_rescore.py test_rescore_arrays.py test_rescore_fst.py
-  test_tree.py test_sausage.py test_top_k.py test_top_k_simd.py test_hostile_files.py)
+  test_tree.py test_sausage.py test_top_k.py test_hostile_files.py)
 
 say() { printf 'sanitize: %s\n' "$*"; }
 

@@ -55,7 +55,7 @@ TEST_CASE("worked example: probabilities as sums of paths") {
   const Sausage lattice = Lattice({{{1, 2}, {1.0f, 1.5f}}, {{0, 2}, {0.5f, 0.25f}}});
   const TokenIds context = {0};
   const LmState start = lm->StateOfContext(context, true);
-  // The scores of find_drafts_test.cc: b c, b a, c a, c c.
+  // Scores: b c, b a, c a, c c.
   const double bc = std::exp(1.25 + 0.5 * (-0.375 - 0.125));
   const double ba = std::exp(1.5 + 0.5 * (-0.375 + (-0.125 - 0.25 - 1.0)));
   const double ca = std::exp(2.0 + 0.5 * ((-1.25 - 0.5 - 2.0) + (0.0 - 1.0)));

@@ -11,7 +11,6 @@ from lattice_bpd import (
     Drafts,
     NGramLM,
     SausageLattice,
-    _core,
     rescore_lattice,
     rescore_tree,
     sample_tree,
@@ -19,56 +18,10 @@ from lattice_bpd import (
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.verify.search import draft_chains, search_chains
-from oracles import list_all_drafts, random_arpa, read_arpa
-from test_engines import random_options, random_slots
-from test_tree import Prefix, masses_of
-
-
-def accept_length_of(masses: dict[Prefix, float], path: Prefix) -> float:
-    """The sum of the probabilities of a path's prefixes."""
-    return sum(masses[path[:length]] for length in range(1, len(path) + 1))
 
 
 def chain_of(lattice: Any, context: Any, lm: Any, **options: Any) -> Drafts:
     return rescore_lattice(lattice, context, lm, num_drafts=1, objective="accept_length", **options)
-
-
-def check_chain(drafts: Drafts, masses: dict[Prefix, float], slots: int, row: int = 0) -> None:
-    """The draft of a row has the greatest sum of all paths, and says so."""
-    if not masses:
-        assert int(drafts.counts[row]) == 0
-        return
-    longest = max(map(len, masses))
-    best = max(accept_length_of(masses, path) for path in masses if len(path) == longest)
-    path = tuple(int(t) for t in drafts.token_ids[row, 0] if t != Drafts.PAD_TOKEN)
-    assert len(path) == longest <= slots
-    assert accept_length_of(masses, path) == pytest.approx(best, rel=2e-6)
-    assert float(drafts.scores[row, 0]) == pytest.approx(best, rel=1e-5)
-    logs = drafts.prefix_log_probs[row, 0]
-    expected = [math.log(masses[path[: n + 1]]) for n in range(longest)]
-    np.testing.assert_allclose(logs[:longest], expected, rtol=1e-4, atol=1e-4)
-    assert (np.diff(logs[:longest]) <= 0).all()
-    assert (logs[longest:] == -np.inf).all()
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_no_path_has_a_greater_expected_accept_length(seed: int, rng: Any, core_of: Any) -> None:
-    vocab_size = int(rng.integers(1, 12))
-    text = random_arpa(
-        rng, vocab_size, int(rng.integers(1, 7)), ngrams=int(rng.integers(1, 40)),
-        exact=bool(rng.integers(2)), closed=bool(rng.random() < 0.8),
-    )  # fmt: skip
-    lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
-    for _ in range(8):
-        slots, options = random_slots(rng, vocab_size, 200), random_options(rng, vocab_size)
-        del options["num_drafts"]
-        has_lm = rng.random() < 0.9
-        paths = list_all_drafts(slots, oracle if has_lm else None, **options)
-        reachable = [
-            path for path in paths if path[1] > paths[0][1] - 600
-        ]  # exp() of the others: 0
-        drafts = chain_of(SausageLattice(slots), lm=lm if has_lm else None, **options)
-        check_chain(drafts, masses_of(reachable), len(slots))
 
 
 def test_worked_example() -> None:
@@ -204,18 +157,6 @@ def test_draft_tokens_need_sound_options(small_lm: NGramLM) -> None:
         draft_chains(best, [[1]], small_lm, [2], alpha=0.0, temperature=0.0)
     with pytest.raises(ValueError, match="found 2 maximum lengths for 1 lattices"):
         draft_chains(best, [[1]], small_lm, [2, 2], alpha=0.5)
-
-
-@pytest.mark.parametrize("instruction_set", _core.fused_instruction_sets())
-def test_instruction_sets_agree(instruction_set: str, small_lm: NGramLM) -> None:
-    logits = np.random.default_rng(6).normal(0, 3, (30, 6, 4)).astype(np.float32)
-    contexts = [[row % 4] for row in range(30)]
-    expected = chain_of(logits, contexts, small_lm, top_k=4, alpha=1.0)
-    _core.set_fused_instruction_set(instruction_set)
-    try:
-        assert chain_of(logits, contexts, small_lm, top_k=4, alpha=1.0) == expected
-    finally:
-        _core.set_fused_instruction_set("")
 
 
 def test_torch_logits_give_torch_drafts(small_lm: NGramLM) -> None:

@@ -2,37 +2,9 @@
 
 import os
 import resource
-import signal
-import time
-
-import pytest
 
 from counting_shards import SMALL, corpus_of, write_shards
-from endless import endless_process
 from lattice_bpd.train import count_corpus
-
-COUNT_FOR_LONG = """
-import sys
-import numpy as np
-from lattice_bpd import _core
-counter = _core.CorpusCounter(1000, 4, 1 << 20, sys.argv[1], None, None, None, 1)
-ids = np.random.default_rng(0).integers(0, 1000, 100000).astype(np.int32)
-print("ready", flush=True)
-while True:
-    counter.add(ids, np.array([0, len(ids)]), False, False)
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_run_leaves_no_files(how, tmp_path):
-    with endless_process(COUNT_FOR_LONG, str(tmp_path)) as process:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.5)
-        process.send_signal(how)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert how == signal.SIGKILL or "KeyboardInterrupt" in errors
-    assert list(tmp_path.iterdir()) == []
 
 
 def run_with_small_files(limit, call):

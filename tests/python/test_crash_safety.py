@@ -85,10 +85,6 @@ COMMANDS = {
 }
 
 
-def test_fifty_kills() -> None:
-    assert sum(kills for _, _, kills in COMMANDS.values()) + COUNT_KILLS == 50
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_command_leaves_the_old_file_or_the_new_one(name: str, folder: Folder) -> None:
     output_name, command, kills = COMMANDS[name]

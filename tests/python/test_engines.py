@@ -9,7 +9,7 @@ import pytest
 
 from lattice_bpd import Drafts, NGramLM, SausageLattice, _core, rescore_lattice, rescore_tree
 from lattice_bpd.lm import KatzWarning
-from oracles import Slot, list_all_drafts, random_arpa, read_arpa
+from oracles import Slot, random_arpa
 
 INSTRUCTION_SETS = _core.fused_instruction_sets()
 ALPHAS = [1.0, 0.5, 0.0, -0.75, 3.25, 64.0, 1e-3]
@@ -75,25 +75,6 @@ def test_engines_are_equal(seed: int, rng: np.random.Generator, core_of: Any) ->
         for name in INSTRUCTION_SETS:
             _core.set_fused_instruction_set(name)
             check_equal(rescore_lattice(lattice, lm=lm, engine="fused", **options), expected)
-
-
-@pytest.mark.parametrize("name", INSTRUCTION_SETS)
-@pytest.mark.parametrize("seed", range(25))
-def test_fused_is_brute_force(seed: int, name: str, rng: np.random.Generator, core_of: Any) -> None:
-    vocab_size = int(rng.integers(1, 16))
-    text = random_lm(rng, vocab_size)
-    lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
-    _core.set_fused_instruction_set(name)
-    for _ in range(CASES):
-        slots, options = random_slots(rng, vocab_size, 200), random_options(rng, vocab_size)
-        drafts = rescore_lattice(SausageLattice(slots), lm=lm, engine="fused", **options)
-        limit = options.pop("num_drafts")
-        expected = list_all_drafts(slots, oracle, **options)[:limit]
-        assert drafts.counts.tolist() == [len(expected)]
-        paths = [tuple(draft) for draft in drafts.token_ids[0, : len(expected)].tolist()]
-        assert paths == [tokens for tokens, _ in expected]
-        scores = [score for _, score in expected]
-        np.testing.assert_allclose(drafts.scores[0, : len(expected)], scores, rtol=1e-6, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

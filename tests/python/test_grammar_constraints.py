@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import Any
@@ -118,28 +117,6 @@ def test_grammar_guidance_states_stay_as_they_are() -> None:
         assert after is not None
         assert after.expected_tokens() == [TOKENS.index(b"d")]
     assert {TOKENS[i] for i in np.flatnonzero(state.allowed_tokens())} == {b"a", b"ab"}
-
-
-def test_grammar_of_a_json_schema_generates_json(rng: np.random.Generator) -> None:
-    pytest.importorskip("llguidance")
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": {"enum": ["ab", "cd"]}},
-        "required": ["a", "b"],
-        "additionalProperties": False,
-    }
-    for given in (schema, json.dumps(schema)):
-        constraint = GuidanceConstraint.from_json_schema(
-            given, TOKENS, end_token_ids=[END], whitespace=False
-        )
-        state: Any = constraint.start()
-        text = b""
-        while len(allowed := np.flatnonzero(state.allowed_tokens())):
-            allowed = allowed[:1] if len(text) > 40 else allowed
-            token = int(rng.choice(allowed))
-            text, state = text + TOKENS[token], state.advance(token)
-        assert state.accepting
-        assert set(json.loads(text)) == {"a", "b"}
 
 
 def test_grammar_over_a_padded_vocabulary() -> None:
@@ -324,36 +301,6 @@ def test_grammar_of_bad_input(make: Any, message: str) -> None:
     pytest.importorskip("llguidance")
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_grammar_of_damaged_acceptors_is_refused_or_read() -> None:
-    data = bytes_of(*ABC)
-    read = refused = 0
-    for offset in range(len(data)):
-        for value in (0x00, 0x7F, 0xFF):
-            damaged = data[:offset] + bytes([value]) + data[offset + 1 :]
-            if damaged == data:
-                continue
-            try:
-                FstConstraint(damaged, 48)
-                read += 1  # weights, names and flags may have any value
-            except ValueError:
-                refused += 1
-    assert refused > 380
-    assert read > 140
-
-
-def test_grammar_of_a_transducer_is_refused() -> None:
-    fst = pytest.importorskip("pywrapfst")
-    built = fst.VectorFst.read_from_string(bytes_of(*ABC))
-    built.add_arc(0, fst.Arc(1, 2, fst.Weight.one("tropical"), 1))
-    with pytest.raises(ValueError, match="project a transducer first"):
-        FstConstraint(built, 48)
-    with pytest.raises(ValueError, match='arcs of type "log"'):
-        FstConstraint(fst.arcmap(fst.VectorFst.read_from_string(bytes_of(*ABC)),
-                                 map_type="to_log"), 48)  # fmt: skip
-    with pytest.raises(TypeError, match="acceptor is a str"):
-        FstConstraint("a*", 48)
 
 
 def test_grammar_without_llguidance_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,15 +287,6 @@ def test_grammar_of_a_json_schema_over_a_byte_level_tokenizer() -> None:
     check_json(inner, inner.get_vocab_size(), inner.token_to_id("<|end|>"), tokenizer.decode)
 
 
-def test_grammar_of_a_json_schema_over_gpt2(shared_data: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    folder = shared_data / "gpt2_bpe"
-    tokenizer = tokenizers.ByteLevelBPETokenizer(
-        str(folder / "encoder.json"), str(folder / "vocab.bpe")
-    )
-    check_json(tokenizer._tokenizer, 50257, 50256, tokenizer.decode)
-
-
 def test_grammar_of_a_json_schema_over_sentencepiece(shared_data: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     path = shared_data / "stories260K" / "tok512.model"

@@ -177,22 +177,6 @@ def test_generate_with_heads_from_beside_is_that_of_one_folder(folder, capsys):
     assert other["target_calls"] > full["target_calls"]
 
 
-def test_evaluate_with_heads_from_beside_is_that_of_one_folder(folder, tmp_path):
-    results = []
-    for name, options in (("full", []), ("plain", ["--heads", str(folder / "heads")])):
-        arguments = [
-            "evaluate", "--model", str(folder / name), "--task", "text", "--data",
-            str(folder / "text.txt"), "--out", str(tmp_path / name),
-            "--strategies", "bpd,tree_0gram",
-            "--top-k", "6", "--max-new-tokens", "10", "--prompt-tokens", "8", "--live", "1",
-            "--held-out", "2", "--max-nodes", "6", *options,
-        ]  # fmt: skip
-        assert main(arguments) == 0
-        task = json.loads((tmp_path / name / "results.json").read_text())["tasks"]["text"]
-        results.append([task["strategies"], task["live"]])
-    assert results[0] == results[1]
-
-
 def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatch):
     run = record(folder, tmp_path / "run", "plain", "--heads", folder / "heads")
     drafter = tmp_path / "drafter"

@@ -50,16 +50,6 @@ def test_kenlm_agrees(seed: int, rng: np.random.Generator, order: int, tmp_path:
     assert queries == 4080
 
 
-def test_words(rng: np.random.Generator, tmp_path: Path) -> None:
-    lm = train(rng, 3, 30)
-    vocab = [f"ẅ{token}" for token in range(30)]
-    lm.to_arpa(tmp_path / "lm.arpa", vocab=vocab)
-    model = kenlm.Model(str(tmp_path / "lm.arpa"))
-    text = (28 * rng.random(200) ** 3).astype(np.int32)
-    theirs = [p for p, _, _ in model.full_scores(" ".join(vocab[t] for t in text))]
-    np.testing.assert_allclose(lm.score(text, eos=True) / np.log(10), theirs, atol=1e-5)
-
-
 def test_named_boundaries(rng: np.random.Generator, tmp_path: Path) -> None:
     lm = train(rng, 3, 30, bos_id=28, eos_id=29)
     lm.to_arpa(tmp_path / "lm.arpa")

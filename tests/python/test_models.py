@@ -85,28 +85,12 @@ def test_head_logits_only_at_requested_positions():
     torch.testing.assert_close(output.head_logits[1, 1], expected)
 
 
-def test_cache_continues_where_it_ended():
-    model, batch = model_of("llama"), ids(2, 8)
-    with torch.inference_mode():
-        first = model(batch[:, :5], use_cache=True)
-        second = model(batch[:, 5:], first.cache)
-        whole = model(batch)
-    torch.testing.assert_close(second.logits, whole.logits[:, 5:], rtol=1e-4, atol=1e-4)
-
-
 def test_new_heads_start_as_copies_of_the_target():
     model = BlockwiseLM(model_of("gpt2").base, num_heads=3)
     with torch.inference_mode():
         output = model(ids(1, 4), head_positions=torch.tensor([[3]]))
     for slot in range(2):
         torch.testing.assert_close(output.head_logits[0, 0, slot], output.logits[0, 3])
-
-
-def test_the_demos_model_has_its_size():
-    model = build_small_gpt(1024)
-    assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(1.2e6, rel=0.03)
-    assert (model.num_heads, model.num_slots, model.vocab_size) == (9, 8, 1024)
-    assert model.max_positions == 256
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

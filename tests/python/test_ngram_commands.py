@@ -161,9 +161,7 @@ def test_files_that_need_a_vocabulary_are_converted_first(name, lm_files, tmp_pa
     evaluate = ["ngram", "evaluate", "--text", str(tmp_path / "text.ids"), "--json"]
     assert main([*evaluate, str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
-    assert (
-        f"convert it first: lattice-bpd ngram convert {tmp_path / name} NEW.lm --vocab" in error
-    )
+    assert f"convert it first: lattice-bpd ngram convert {tmp_path / name} NEW.lm --vocab" in error
     (tmp_path / "words.txt").write_text("\n".join(words))
     convert = ["convert", tmp_path / name, tmp_path / "new.lm", "--vocab", tmp_path / "words.txt"]
     run(*convert)

@@ -71,14 +71,6 @@ def test_what_is_wrong_with_an_fst_is_said(lm, tmp_path):
         read_lm(path, vocab_size=5)
 
 
-def test_cut_gzip_is_said(lm, tmp_path):
-    path = tmp_path / "x.arpa.gz"
-    write_lm(lm, path)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(FormatError, match="the gzip file is truncated"):
-        read_lm(path, vocab_size=5)
-
-
 @pytest.mark.parametrize("path", golden.find_golden("earnest/arpa/kenlm_lmplz_o3.arpa.gz"))
 def test_from_kenlm_numbers_the_words(path):
     lm, words = read_kenlm(path)

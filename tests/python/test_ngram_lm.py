@@ -86,27 +86,6 @@ def test_example_by_hand(small_lm: NGramLM) -> None:
     assert repr(small_lm) == "NGramLM(order 3, vocabulary 4, n-grams 7 + 4 + 2)"
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_named_boundaries(seed: int, rng: np.random.Generator) -> None:
-    """Naming ids for <s> and </s> is the same model as leaving them outside."""
-    texts = [rng.integers(2, 12, rng.integers(1, 20)) for _ in range(40)]
-    order = 2 + seed % 3
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        outside = NGramLM.train(texts, order, vocab_size=12)
-        named = NGramLM.train(texts, order, vocab_size=12, bos_id=0, eos_id=1)
-    for length in range(5):
-        context = rng.integers(2, 12, length).tolist()
-        for token in range(2, 12):
-            expected = outside.log_prob(token, context)
-            assert named.log_prob(token, context) == pytest.approx(expected)
-            assert named.log_prob(token, [0, *context]) == pytest.approx(expected)
-            assert named.log_prob(token, [0, *context], bos=False) == pytest.approx(expected)
-        eos = outside.score(context, eos=True)[-1]
-        assert named.log_prob(1, context) == pytest.approx(eos)
-        assert named.score(context, eos=True)[-1] == pytest.approx(eos)
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_files_give_the_model_back(seed: int, rng: np.random.Generator, tmp_path: Path) -> None:
     lm = train(rng, 1 + seed % 6, 20, bos_id=3 if seed % 2 else None, eos_id=seed % 3 or None)

@@ -20,7 +20,7 @@ import torch
 
 import lattice_bpd.decode.drafters as ld
 from blockwise_models import VOCAB, model_of, plain_greedy
-from lattice_bpd import NGramLM, rescore_tree
+from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode
 from lattice_bpd_kim2024.small_models import build_small_gpt
 
@@ -79,38 +79,6 @@ def test_the_heap_gives_the_best_of_all_trees(seed):
             assert value == pytest.approx(score(log_probs, prefix))
 
 
-def test_the_heap_leaves_out_impossible_guesses():
-    log_probs = np.array([[0.0, -math.inf], [-0.5, -math.inf]])
-    assert list(prefixes_of(peer_trees.best_first_tree(log_probs, 9))) == [(0,), (0, 0)]
-    nothing = peer_trees.best_first_tree(np.full((2, 2), -math.inf), 9)
-    assert [len(column) for column in nothing] == [0, 0, 0, 0]
-
-
-def test_the_heap_is_our_tree_without_lm():
-    rng = np.random.default_rng(5)
-    logits = rng.normal(0.0, 3.0, (4, 9)).astype(np.float32)
-    ours = rescore_tree(logits[None], [[1]], None, top_k=9, max_nodes=25, alpha=0.0)
-    log_probs = logits.astype(np.float64) - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    order = np.argsort(-log_probs, axis=1)
-    theirs = peer_trees.best_first_tree(np.take_along_axis(log_probs, order, axis=1), 25)
-
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(ours.token_ids[0].tolist(), ours.parents[0].tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    guesses = {tuple(order[slot, rank] for slot, rank in enumerate(p)) for p in prefixes_of(theirs)}
-    assert set(paths) == guesses
-
-
-def test_medusas_tree_by_hand():
-    # Products: (0) .6, (0 0) .3, (1) .25, (1 0) .125, (0 1) .06; then (1 1) .025
-    accuracies = np.array([[0.6, 0.25], [0.5, 0.1]])
-    tree = peer_trees.medusa_tree(accuracies, 5)
-    assert list(prefixes_of(tree)) == [(0,), (0, 0), (1,), (1, 0), (0, 1)]
-    # A second guess that is right more often than the first comes first.
-    tree = peer_trees.medusa_tree(np.array([[0.2, 0.7]]), 1)
-    assert list(prefixes_of(tree)) == [(1,)]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_medusas_tree_is_the_greedy_choice(seed):
     accuracies = np.random.default_rng(seed).random((3, 3))
@@ -146,19 +114,6 @@ def test_eagle2_expands_a_beam_and_keeps_the_best(seed, beam, nodes):
     assert set(found) == naive_eagle2(log_probs, nodes, beam)
     for prefix, value in found.items():
         assert value == pytest.approx(score(log_probs, prefix))
-
-
-def test_eagle2_with_a_wide_beam_is_the_best_tree():
-    log_probs = random_log_probs(np.random.default_rng(3), 3, 4)
-    wide, best = (
-        prefixes_of(tree)
-        for tree in (
-            peer_trees.eagle2_tree(log_probs, 20, 64), peer_trees.best_first_tree(log_probs, 20)
-        )
-    )  # fmt: skip
-    assert wide.keys() == best.keys()
-    masked = np.array([[0.0, -math.inf], [0.0, -math.inf]])
-    assert list(prefixes_of(peer_trees.eagle2_tree(masked, 9))) == [(0,), (0, 0)]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -212,18 +167,6 @@ def test_outputs_are_greedy_and_calls_are_counted_from_outside(name):
             assert counter.calls < 24
     both = decode(model, prompts, drafter, max_new_tokens=24)
     assert [one.token_ids for one in both] == [plain_greedy(model, p, 24) for p in prompts]
-
-
-def test_calls_of_transformers_are_counted():
-    base = model_of("trained").base
-    with peer_drafters.CallCounter(base) as counter:
-        output = peer_drafters.generate_with_transformers(base, [3, 8, 13], 10, [])
-    assert output == plain_greedy(model_of("trained"), [3, 8, 13], 10)
-    assert (counter.calls, counter.draft_positions) == (10, 0)
-    assisted = peer_drafters.generate_with_transformers(
-        base, [3, 8, 13], 10, [], assistant_model=base
-    )
-    assert assisted == output
 
 
 @pytest.fixture

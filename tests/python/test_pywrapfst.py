@@ -93,20 +93,6 @@ def test_failure_arcs_are_the_backoffs(seed: int, rng: np.random.Generator, lm: 
             text.append(token)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_drafts_through_the_failure_arcs(seed: int, rng: np.random.Generator, lm: NGramLM) -> None:
-    lattice, context = random_lattice(rng), rng.integers(0, VOCAB, 4).tolist()
-    drafts = rescore_lattice(lattice, context, lm, num_drafts=5, alpha=1.0)
-    model, heads = lm.to_pywrapfst(context), lattice.to_pywrapfst()
-    for i in range(int(drafts.counts[0])):
-        state, total = model.start(), 0.0
-        for slot, token in enumerate(drafts.token_ids[0, i].tolist()):
-            cost, state = walk(model, state, token + 1, lm.failure_label)
-            (head,) = (a for a in heads.arcs(slot) if a.ilabel == token + 1)
-            total += cost + float(head.weight)
-        assert -total == pytest.approx(float(drafts.scores[0, i]), rel=1e-5, abs=1e-4)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_structure_of_the_lm(seed: int, rng: np.random.Generator, lm: NGramLM) -> None:
     model = lm.to_pywrapfst([], bos=False)
@@ -132,23 +118,3 @@ def test_end_of_sentence(seed: int, rng: np.random.Generator, lm: NGramLM, expan
     model = lm.to_pywrapfst(context, end_of_sentence=True, expand_failures=expand)
     expected = -lm.score(context, eos=True)[-1]
     assert float(model.final(model.start())) == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
-def test_structure_of_the_lattice() -> None:
-    lattice = SausageLattice([([7, 3], [0.5, 1.25]), ([0], [-2])])
-    exported = lattice.to_pywrapfst()
-    assert exported.verify()
-    assert (exported.start(), exported.num_states()) == (0, 3)
-    arcs = [
-        (state, arc.ilabel, arc.olabel, float(arc.weight), arc.nextstate)
-        for state in exported.states()
-        for arc in exported.arcs(state)
-    ]
-    assert arcs == [(0, 4, 4, -1.25, 1), (0, 8, 8, -0.5, 1), (1, 1, 1, 2.0, 2)]
-    assert [float(exported.final(s)) for s in range(3)] == [float("inf"), float("inf"), 0.0]
-
-
-def test_bytes_go_both_ways() -> None:
-    exported = SausageLattice([([1, 2], [0, 1])]).to_pywrapfst()
-    again = fst.Fst.read_from_string(exported.write_to_string())
-    assert fst.isomorphic(exported, again)

@@ -101,18 +101,6 @@ def test_brute_force(seed: int, rng: np.random.Generator, engine: str, core_of: 
             check_row(drafts, 0, expected)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_brute_force_with_missing_suffixes(
-    seed: int, rng: np.random.Generator, core_of: Any
-) -> None:
-    text = random_arpa(rng, 6, 3 + seed % 4, closed=False)
-    lm, oracle = core_of(text, vocab_size=6), read_arpa(text)
-    slots = random_slots(rng, 6)
-    context = rng.integers(0, 6, 5).tolist()
-    drafts = rescore_lattice(SausageLattice(slots), context, lm, num_drafts=40, alpha=1.0)
-    check_row(drafts, 0, list_all_drafts(slots, oracle, context))
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_batch_of_different_contexts(seed: int, rng: np.random.Generator, core_of: Any) -> None:
     batch, num_slots, vocab_size = (int(n) for n in rng.integers(1, 6, 3))
@@ -136,13 +124,6 @@ def test_batch_of_different_contexts(seed: int, rng: np.random.Generator, core_o
         np.testing.assert_array_equal(alone.scores[0], drafts.scores[row])
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_heads_alone(seed: int, rng: np.random.Generator) -> None:
-    slots = random_slots(rng, 9)
-    drafts = rescore_lattice(SausageLattice(slots), [], None, num_drafts=30, alpha=5.0)
-    check_row(drafts, 0, list_all_drafts(slots, None))
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_paths_tie(small_lm: NGramLM, engine: str) -> None:
     logits = np.zeros((5, 4), np.float32)
@@ -152,30 +133,6 @@ def test_all_paths_tie(small_lm: NGramLM, engine: str) -> None:
             logits, [0], small_lm, top_k=4, num_drafts=num_drafts, alpha=0.0, engine=engine
         )
         check_row(drafts, 0, every)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_masked_slots(small_lm: NGramLM, engine: str) -> None:
-    logits = np.array([[-INF, 1.0, -INF, -INF], [0.0, -INF, 2.0, -INF]], np.float32)
-    drafts = rescore_lattice(logits, [0], small_lm, top_k=4, engine=engine, alpha=1.0)
-    assert drafts.counts.tolist() == [2]  # masked tokens are no candidates at all
-    assert drafts.token_ids[0, :2].tolist() == [[1, 2], [1, 0]]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_slot_that_is_masked_altogether_ends_the_drafts(small_lm: NGramLM, engine: str) -> None:
-    logits = np.zeros((3, 3, 4), np.float32)
-    logits[0, 1] = -INF
-    logits[1, 0] = -INF
-    options: dict[str, Any] = {"top_k": 2, "num_drafts": 3, "alpha": 1.0, "engine": engine}
-    drafts = rescore_lattice(logits, [[0]] * 3, small_lm, **options)
-    alone = rescore_lattice(logits[0, :1], [0], small_lm, **options)
-    assert drafts.counts.tolist() == [2, 0, 3]
-    assert drafts.token_ids[0, :, 0].tolist() == [*alone.token_ids[0, :2, 0].tolist(), -1]
-    assert (drafts.token_ids[0, :, 1:] == -1).all()
-    np.testing.assert_array_equal(drafts.scores[0], alone.scores[0])
-    assert (drafts.token_ids[1] == -1).all()
-    assert drafts.lengths.tolist() == [[1, 1, 0], [0, 0, 0], [3, 3, 3]]
 
 
 def test_lattices_of_a_batch_may_have_different_numbers_of_slots(small_lm: NGramLM) -> None:

@@ -126,23 +126,6 @@ def test_a_sausage_is_a_lattice(small_lm: NGramLM, engine: str) -> None:
     np.testing.assert_array_equal(drafts.counts, expected.counts)
 
 
-def test_types_of_acceptors(small_lm: NGramLM) -> None:
-    vector = build({0: [(1, 1, 0.5), (2, 1, 0.25)]}, {1: 0.0})
-    expected = rescore_fst(vector, small_lm, 4, alpha=1.0)
-    for layout in (vector.write_to_string(), fst.convert(vector, "const"), vector.copy().arcsort()):
-        drafts = rescore_fst(layout, small_lm, 4, alpha=1.0)
-        np.testing.assert_array_equal(drafts.scores, expected.scores)
-
-
-def test_a_grammar_cuts_the_lattice(small_lm: NGramLM) -> None:
-    lattice = SausageLattice([([0, 1, 2], [1, 0, 0]), ([0, 1, 2], [0, 0, 1])])
-    grammar = build({0: [(1, 1, 0), (2, 1, 0)], 1: [(2, 2, 0)]}, {2: 0})  # 0 or 1, then 1
-    cut = fst.intersect(lattice.to_pywrapfst().arcsort(), grammar)
-    drafts = rescore_fst(cut, small_lm, 4, alpha=1.0, engine="fused")
-    assert {tuple(d) for d in drafts.token_ids[0, :2].tolist()} == {(0, 1), (1, 1)}
-    assert drafts.counts.tolist() == [2]
-
-
 def test_no_path_no_draft(small_lm: NGramLM) -> None:
     for nothing in (fst.VectorFst(), build({0: [(1, 1, math.inf)]}, {1: 0})):
         drafts = rescore_fst(nothing, small_lm, 3)
@@ -194,12 +177,6 @@ def test_errors(case: str, small_lm: NGramLM) -> None:
     acceptor, error, message = BAD[case]
     with pytest.raises(error, match=message):
         rescore_fst(acceptor, small_lm)
-
-
-def test_the_fused_engine_takes_sausages_only(small_lm: NGramLM) -> None:
-    graph = build({0: [(1, 1, 0), (2, 2, 0)], 1: [(1, 2, 0)]}, {2: 0})
-    with pytest.raises(ValueError, match='use "auto"'):
-        rescore_fst(graph, small_lm, engine="fused")
 
 
 @pytest.mark.parametrize("seed", range(30))

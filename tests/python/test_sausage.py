@@ -12,16 +12,6 @@ from oracles import top_k_slots
 INF = float("inf")
 
 
-def test_from_logits_keeps_the_best_of_each_slot() -> None:
-    logits = np.array([[0.5, 2.0, 1.0, 2.0], [3.0, -1.0, 0.0, 7.0]], np.float32)
-    lattice = SausageLattice.from_logits(logits, top_k=3)
-    assert [ids.tolist() for ids in lattice.token_ids] == [[1, 3, 2], [3, 0, 2]]
-    assert [scores.tolist() for scores in lattice.scores] == [[2.0, 2.0, 1.0], [7.0, 3.0, 0.0]]
-    assert (lattice.num_slots, lattice.widths, lattice.num_paths) == (2, [3, 3], 9)
-    assert all(ids.dtype == np.int32 for ids in lattice.token_ids)
-    assert all(scores.dtype == np.float32 for scores in lattice.scores)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_from_logits_as_sorting_finds_them(seed: int, rng: np.random.Generator) -> None:
     logits = rng.integers(-2, 3, (3, 30)).astype(np.float32)
@@ -52,18 +42,6 @@ def test_masked_tokens_are_left_out_and_a_slot_without_others_ends_the_lattice()
     assert (none.num_slots, none.num_paths, none.token_ids) == (0, 0, [])
     with pytest.raises(ValueError, match="nan of token 7 in slot 4"):
         SausageLattice([*slots, ([7], [np.nan])])
-
-
-def test_widths_may_differ() -> None:
-    lattice = SausageLattice([([1], [0]), (range(7), range(7)), ((2, 3), (0, 1))])
-    assert lattice.widths == [1, 7, 2]
-    assert lattice.num_paths == 14
-
-
-def test_log_softmax() -> None:
-    logits = np.log(np.array([[1.0, 2.0, 5.0]], np.float32))
-    lattice = SausageLattice.from_logits(logits, top_k=2, log_softmax=True)
-    np.testing.assert_allclose(lattice.scores[0], np.log([5 / 8, 2 / 8]), rtol=1e-6)
 
 
 def test_returned_arrays_are_the_callers_own() -> None:

@@ -88,32 +88,6 @@ def test_scores_and_logits_of_custom_generate(kind, case, count):
         assert own.results[0].logprobs is None
 
 
-@pytest.mark.parametrize("wanted", [("output_scores",), ("output_logits",), ()])
-def test_only_what_is_asked_for_is_returned(wanted):
-    base = model_of("trained").base
-    settings = {"max_new_tokens": NEW, "return_dict_in_generate": True, "pad_token_id": 0}
-    settings |= dict.fromkeys(wanted, True)
-    plain = base.generate(**batch(), **settings)
-    assert_same_output(
-        base.generate(**batch(), custom_generate=method("trained"), **settings), plain
-    )
-    del settings["return_dict_in_generate"]
-    assert isinstance(base.generate(**batch(), custom_generate=method("trained"), **settings),
-                      torch.Tensor)  # fmt: skip
-
-
-def test_transition_scores_of_transformers():
-    base = model_of("trained").base
-    settings = {"max_new_tokens": NEW, "pad_token_id": 0, **SETTINGS["processed"], **BOTH}
-    scores = []
-    for own in (None, method("trained")):
-        output = base.generate(**batch(), custom_generate=own, **settings)
-        scores.append(
-            base.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
-        )
-    assert torch.allclose(*scores, atol=2e-4)
-
-
 class Stateful(LogitsProcessor):
     """Its effect grows with its calls."""
 

@@ -346,27 +346,6 @@ def test_dot_has_an_arc_for_each_pair_of_candidates() -> None:
     ]
 
 
-def test_fst_has_the_same_paths() -> None:
-    pywrapfst = pytest.importorskip("pywrapfst")
-    lattice = make_lattice()
-    fst = lattice.to_pywrapfst()
-    assert fst.num_states() == 1 + 2 + 1 + 1
-    shortest = pywrapfst.shortestdistance(fst, reverse=True)
-    assert float(shortest[fst.start()]) == pytest.approx(-6.75)
-
-
-def test_a_row_of_an_input_as_a_sausage_lattice(small_lm: NGramLM) -> None:
-    rng = np.random.default_rng(12)
-    lattice = random_input(rng)
-    for row in range(3):
-        alone = rescore_lattice(SausageLattice.from_input(lattice, row), [1], None)
-        batch = rescore_lattice(lattice, [[1]] * 3, None)
-        np.testing.assert_array_equal(
-            alone.token_ids[0], batch.token_ids[row, :, : alone.token_ids.shape[2]]
-        )
-        np.testing.assert_array_equal(alone.scores[0], batch.scores[row])
-
-
 def valid() -> dict[str, Any]:
     return {
         "token_ids": np.tile(np.arange(3), (2, 4, 1)), "scores": np.zeros((2, 4, 3), np.float32),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from lattice_bpd import (
-    Drafts,
     DraftTree,
     NGramLM,
     SausageLattice,
@@ -142,20 +141,6 @@ def test_drafts_know_their_tree(small_lm: NGramLM) -> None:
         copied.tree()
 
 
-def test_torch_in_torch_out(small_lm: NGramLM) -> None:
-    torch = pytest.importorskip("torch")
-    logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    tree = rescore_tree(logits, [[], [0]], small_lm, max_nodes=9, top_k=2, alpha=1.0)
-    assert all(isinstance(array, torch.Tensor) for array in vars(tree).values())
-    assert tree.attention_mask.dtype == torch.bool
-    expected = rescore_tree(logits.numpy(), [[], [0]], small_lm, max_nodes=9, top_k=2, alpha=1.0)
-    for name, array in vars(tree).items():
-        np.testing.assert_array_equal(array.numpy(), getattr(expected, name))
-    drafts = rescore_lattice(logits, [[], [0]], small_lm, top_k=2, alpha=1.0)
-    assert drafts.lengths.dtype == torch.int32
-    assert isinstance(drafts.tree(4).parents, torch.Tensor)
-
-
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no nodes": ({"max_nodes": 0}, ValueError, r"max_nodes is 0; expected 1\.\.4096"),
     "too many nodes": ({"max_nodes": 5000}, ValueError, "max_nodes is 5000"),
@@ -172,8 +157,3 @@ def test_errors(case: str, small_lm: NGramLM) -> None:
     arguments = {"head_logits": np.zeros((2, 4), np.float32), "context": [], "lm": small_lm}
     with pytest.raises(error, match=message):
         rescore_tree(**{**arguments, "top_k": 2, **changes})
-
-
-def test_drafts_made_by_hand_have_no_tree() -> None:
-    with pytest.raises(ValueError, match="use rescore_tree"):
-        Drafts(np.zeros((1, 1, 2)), np.zeros((1, 1)), np.ones(1)).tree()

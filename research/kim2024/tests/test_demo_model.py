@@ -21,7 +21,7 @@ from lattice_bpd_kim2024.demo.model_folder import load_demo_model
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.statistics import count_looping, find_repeats, loop_share
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "examples" / "demo_model"
 
 
