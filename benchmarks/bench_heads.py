@@ -75,14 +75,17 @@ def plain_loss(model: BlockwiseLM, pieces: Tensor) -> Tensor:
 
 def take_plain_step(trainer: HeadTrainer) -> None:
     """What HeadTrainer.take_step does, in the plain way."""
-    from lattice_bpd.train.optimizers import set_rates, take_step
+    model = trainer.model
 
-    options, model = trainer.options, trainer.model
-    set_rates(trainer.optimizers, trainer.report.step, options.steps, options.warmup)
-    starts = trainer.sample(trainer.report.step).starts
-    pieces = trainer.text.take(starts, LENGTH + model.num_heads, model.device)
-    take_step(trainer.optimizers, plain_loss(model, pieces))
-    trainer.report.step += 1
+    def backward(step: int) -> dict[int, float]:
+        starts = trainer.sample(step).starts
+        pieces = trainer.text.take(starts, LENGTH + model.num_heads, model.device)
+        loss = plain_loss(model, pieces)
+        loss.backward()
+        return {2: float(loss.detach())}
+
+    trainer.backward = backward
+    trainer.take_step()
 
 
 def run_variant(kind: str, slots: int, batch_size: int, steps: int) -> None:
@@ -106,12 +109,12 @@ def check_gradients() -> None:
         model.heads.outer_weight.data.normal_(0.0, 0.02)
         sample = trainer.sample(0)
         trainer.add_gradients(sample)
-        ours = {name: weight.grad.clone() for name, weight in trainer.trained_weights().items()}
+        ours = {name: weight.grad.clone() for name, weight in trainer.weights.items()}
         model.zero_grad()
         pieces = trainer.text.take(sample.starts, LENGTH + model.num_heads, model.device)
         plain_loss(model, pieces).backward()
         worst = 0.0
-        for name, weight in trainer.trained_weights().items():
+        for name, weight in trainer.weights.items():
             scale = float(weight.grad.abs().max())
             worst = max(worst, float((weight.grad - ours[name]).abs().max()) / scale)
     if worst > 1e-4:

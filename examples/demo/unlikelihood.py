@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
+from lattice_bpd.train.trainer import Trainer, TrainReport
+from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.statistics import find_repeats
 
@@ -72,9 +73,10 @@ def train_unlikelihood(
     base = model.base
     rng = np.random.default_rng(options.seed)
     length = options.prompt_length + options.max_new_tokens
-    optimizers = build_optimizers(model, options.matrix_lr, options.other_lr)
-    for step in range(options.steps):
-        set_rates(optimizers, step, options.steps, warmup=5)
+    share = 0.0
+
+    def backward(_: int) -> dict[int, float]:
+        nonlocal share
         base.eval()  # type: ignore[no-untyped-call]
         prompts = _rows(text, rng, options.prompts, options.prompt_length)
         rows = generate_texts(base, prompts, options.max_new_tokens)
@@ -83,9 +85,13 @@ def train_unlikelihood(
         base.train()
         cross_entropy = _text_loss(base, _rows(text, rng, options.text_rows, length + 1))
         loss = cross_entropy + options.weight * _penalty(base, rows, marks)
-        take_step(optimizers, loss)
+        loss.backward()  # type: ignore[no-untyped-call]
         share = float(marks[:, options.prompt_length :].mean())
-        on_step(float(cross_entropy.detach()), share)
+        return {1: float(cross_entropy.detach())}
+
+    optimizers = build_optimizers(model, options.matrix_lr, options.other_lr)
+    trainer = Trainer({}, optimizers, TrainReport(0, options.steps), backward, warmup=5)
+    trainer.run(on_step=lambda losses: on_step(losses[1], share))
     base.eval()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
 

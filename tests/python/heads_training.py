@@ -97,6 +97,11 @@ def read_losses(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
+def checkpoint_step(folder: Path) -> int:
+    """The step of the checkpoint of an unfinished run."""
+    return int(torch.load(folder / "training" / "checkpoint")["report"]["step"])
+
+
 class Watching(SilentWatcher):
     """Calls a function after each step."""
 

@@ -104,3 +104,19 @@ def test_folders_and_cycles_are_refused(replace, tmp_path):
         write_text(tmp_path / "missing" / "file", "new")
     assert names(tmp_path) == before
     assert names(tmp_path / "folder") == []
+
+
+def test_a_large_file_is_flushed_before_the_rename(monkeypatch, tmp_path):
+    operations: list[str] = []
+    rename = Path.replace
+
+    def renamed(path: Path, target: Path) -> Path:
+        operations.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", lambda _handle: operations.append("flush"))
+    monkeypatch.setattr(Path, "replace", renamed)
+    with replacing_durably(tmp_path / "file") as temporary:
+        temporary.write_bytes(b"content")
+    assert operations == ["flush", "rename"]
+    assert (tmp_path / "file").read_bytes() == b"content"

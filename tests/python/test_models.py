@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of
 from lattice_bpd import FormatError
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
-from lattice_bpd.train.optimizers import build_optimizers, set_rates
+from lattice_bpd.train.trainer import Trainer, TrainReport
 from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
+from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.validation import measure_heads
 from lattice_bpd_kim2024.small_models import build_small_gpt
@@ -223,9 +224,12 @@ def test_muon_trains_matrices_and_adamw_the_others():
     assert id(model.output_embedding.weight) not in chosen
     count = sum(len(group["params"]) for o in (muon, adamw) for group in o.param_groups)
     assert count == len(list(model.parameters()))
-    set_rates([muon, adamw], 0, 100, 9)
+    report = TrainReport(0, 100)
+    trainer = Trainer({}, [muon, adamw], report, lambda _: {1: 1.0}, warmup=9)
+    trainer.take_step()
     assert muon.param_groups[0]["lr"] == pytest.approx(0.02 / 10)
-    set_rates([muon, adamw], 50, 100, 9)
+    report.step = 50
+    trainer.take_step()
     assert adamw.param_groups[0]["lr"] == pytest.approx(0.01 * (0.05 + 0.95 / 2))
 
 
@@ -255,5 +259,5 @@ def test_training_that_diverges_says_so():
     torch.manual_seed(0)
     model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1)
     options = TrainOptions(steps=40, sequence_length=24, other_lr=math.inf, precision="fp32")
-    with pytest.raises(ValueError, match="lower matrix_lr and other_lr"):
+    with pytest.raises(ValueError, match="lower the learning rates"):
         train_blockwise(model, looping_text(), options)

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd.train.optimizers import CpuMuon, orthogonalize
+from lattice_bpd_kim2024.heads.optimizers import CpuMuon, orthogonalize
 
 
 @pytest.mark.parametrize("shape", [(48, 16), (16, 48), (32, 32)])

@@ -26,7 +26,7 @@ LAYERS = {
         "huggingface",
     ],
     "train": [
-        "text_files optimizers", "corpus", "corpus_lm distil", "responses", "vocabulary_heads",
+        "text_files trainer", "corpus", "corpus_lm distil", "responses", "vocabulary_heads",
     ],
 }  # fmt: skip
 TYPES_ONLY = {("decode.state.sequence", "decode.constraint.selector")}  # a field of DecodeState

@@ -14,14 +14,18 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models import VocabularyHeads, load_heads
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.train.vocabulary_heads import states as states_module
+from lattice_bpd.train.vocabulary_heads import training
 from lattice_bpd.train.vocabulary_heads.states import read_states
 from lattice_bpd.train.vocabulary_heads.training import (
+    Positions,
     VocabularyHeadsOptions,
+    _cross_entropy,
     find_positions,
     measure_accuracy,
     most_frequent,
     train_vocabulary_heads,
 )
+from lattice_bpd.watcher import SilentWatcher
 from target_models import VOCAB, build_target, plain_generate
 
 IDS = [3, 50, 7, 21, 9, 60, 33]
@@ -196,3 +200,75 @@ def test_training_learns_what_follows(tmp_path: Path) -> None:
     torch.testing.assert_close(again.outer_weight, heads.outer_weight, rtol=0, atol=0)
     with pytest.raises(ValueError, match="no position"):
         train_vocabulary_heads(model, find_positions(states, responses, [], 2), ids, options)
+
+
+def test_the_gradient_is_that_of_autograd() -> None:
+    model, heads = build_target("llama"), make_heads()
+    heads.attach(model)
+    states = torch.randn(30, WIDTH, requires_grad=True)
+    labels = torch.randint(-1, len(IDS), (30,))
+    loss, gradients = _cross_entropy(heads, states.detach(), labels)
+    logits = states @ model.get_output_embeddings().weight.detach()[IDS].T
+    expected = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-1)
+    expected.backward()
+    assert loss == pytest.approx(float(expected.detach()), rel=0.02)  # bfloat16
+    scale = float(states.grad.abs().max())
+    torch.testing.assert_close(gradients, states.grad, rtol=0.05, atol=0.02 * scale)
+    assert bool((gradients[labels < 0] == 0).all())
+
+
+class Interrupted(SilentWatcher):
+    """Counts steps; Ctrl-C after one of them."""
+
+    def __init__(self, after: int = -1) -> None:
+        self.after, self.steps = after, 0
+
+    def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+        self.steps += 1
+        if self.steps == self.after:
+            raise KeyboardInterrupt
+
+
+def random_positions() -> Positions:
+    torch.manual_seed(3)
+    labels = torch.tensor(IDS)[torch.randint(len(IDS), (100, SLOTS))]
+    states = torch.randn(100, WIDTH).bfloat16()
+    return Positions(states, torch.arange(100), torch.randint(VOCAB, (100,)), labels)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_interrupted_training_ends_with_the_same_bits(
+    inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, positions, file = build_target("llama"), random_positions(), tmp_path / "checkpoint"
+    options = VocabularyHeadsOptions(num_slots=SLOTS, inner_size=8, epochs=4, batch_size=32)
+    whole = train_vocabulary_heads(model, positions, IDS, options)
+    watcher = Interrupted(after=7)
+    if inside:  # the interrupt comes while the gradients of step 8 are computed
+
+        def interrupt(*_args: Any) -> Any:
+            if watcher.steps == 7:
+                raise KeyboardInterrupt
+            return _cross_entropy(*_args)
+
+        watcher.after = -1
+        monkeypatch.setattr(training, "_cross_entropy", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_vocabulary_heads(model, positions, IDS, options, watcher, file)
+    monkeypatch.undo()
+    again = Interrupted()
+    resumed = train_vocabulary_heads(model, positions, IDS, options, again, file)
+    assert (watcher.steps, again.steps) == (7, 6)
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name]), name
+    finished = Interrupted()
+    taken = train_vocabulary_heads(model, positions, IDS, options, finished, file)
+    assert finished.steps == 0
+    assert torch.equal(taken.outer_weight, whole.outer_weight)
+    others = Interrupted()  # another text
+    other = positions._replace(labels=positions.labels.flip(0))
+    train_vocabulary_heads(model, other, IDS, options, others, file)
+    assert others.steps == 13
+    file.write_bytes(b"half of it")
+    with pytest.raises(FormatError, match="checkpoint: the checkpoint cannot be used"):
+        train_vocabulary_heads(model, positions, IDS, options, None, file)

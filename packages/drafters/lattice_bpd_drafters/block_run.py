@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.corpus import Corpus
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.block_training import (
     BlockTrainer,
@@ -35,7 +35,6 @@ from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_drafters.features import read_features
 from lattice_bpd_drafters.texts import BlockTexts, make_texts
 from lattice_bpd_kim2024.heads.job import FrozenTargetJob
-from lattice_bpd_kim2024.heads.loop import run_steps
 from lattice_bpd_kim2024.heads.run_folder import fingerprint
 from lattice_bpd_kim2024.heads.starting_model import load_base
 from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
@@ -274,7 +273,7 @@ class _Run(TextRun[BlockJob]):
             validation.check(drafter.num_slots, config.vocab_size or 0, f"{_WHERE}: validation")
         options = job.train_options
         with BlockTrainer(drafter, target, texts, options, self.processes, _WHERE) as trainer:
-            run_steps(trainer, job, self.folder, _validation(trainer, validation), self.watcher)
+            trainer.run_in(self.folder, job, _validation(trainer, validation), self.watcher)
         self.processes.run_on_first(lambda: self._write_result(trainer, corpus, record, base))
         return self._result(was_finished=False)
 
@@ -352,23 +351,24 @@ def train_block_drafter(
             losses that are not finite.
     """
     where = "train_block_drafter"
-    options, watcher = options or BlockTrainOptions(), watcher or SilentWatcher()
+    options = options or BlockTrainOptions()
     drafter = new_drafter(target, config, options.seed)
     training = make_texts(texts, options.first_position, where)
     held = None if validation is None else make_texts(validation, options.first_position, where)
     if held is not None:
         held.check(drafter.num_slots, drafter.config.vocab_size or 0, f"{where}: validation")
     with BlockTrainer(drafter, target, training, options, where=where) as trainer:
-        watcher.begin("training", options.steps)
         score = ""
-        for step in range(1, options.steps + 1):
-            losses = trainer.take_step()
-            every = options.validate_every
+
+        def after_step(losses: dict[int, float]) -> str:
+            nonlocal score
+            step, every = trainer.report.step, options.validate_every
             if held is not None and (step == options.steps or (every and step % every == 0)):
                 scores = measure_drafter(drafter, target, held, trainer.length)
                 score = f", {scores.block_efficiency:.2f} tokens per call"
-            watcher.advance(note=f"slot 1 {losses[1]:.2f}{score}")
-        watcher.end()
+            return f"slot 1 {losses[1]:.2f}{score}"
+
+        trainer.run(watcher=watcher, on_step=after_step)
     return drafter
 
 

@@ -6,26 +6,26 @@ Losses and gradients are computed a bounded number of logits at a time.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.token_ids import Int32Array
-from lattice_bpd.train.optimizers import build_optimizers, set_rates, step_all
+from lattice_bpd.train.trainer import TrainReport
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_drafters.features import read_features
 from lattice_bpd_drafters.texts import BlockTexts, Pieces
+from lattice_bpd_kim2024.heads.loop import RunTrainer
 from lattice_bpd_kim2024.heads.losses import chunk_rows
-from lattice_bpd_kim2024.heads.options import TrainReport, check_finite
+from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 
 
@@ -232,7 +232,7 @@ def label_positions(anchors: Tensor, num_slots: int) -> Tensor:
 _LENGTH = 256
 
 
-class BlockTrainer:
+class BlockTrainer(RunTrainer):
     """Trains a block drafter in place; the target is unchanged.
 
     Use it as a context manager: inside, the drafter is in training mode and the target in
@@ -251,13 +251,10 @@ class BlockTrainer:
         length: the most tokens of a piece.
         report: progress.
         optimizers: Muon and AdamW.
-        unit: what has a loss of its own.
 
     Raises:
         ValueError: options out of range, texts that do not fit, or a drafter with embeddings.
     """
-
-    unit = "slot"
 
     def __init__(
         self,
@@ -289,18 +286,19 @@ class BlockTrainer:
             )
         texts.check(drafter.num_slots, config.vocab_size or 0, where)
         self.drafter, self.target, self.texts = drafter, target, texts
-        self.options, self.processes, self._where = options, processes, where
+        self.options, self.processes = options, processes
         self._weights = torch.tensor(options.slot_weights(drafter.num_slots)).to(target.device)
-        self._seconds_before = self._start = 0.0
-        self.report = TrainReport(0, options.steps, precision=options.precision)
-        self.optimizers = build_optimizers(drafter, options.matrix_lr, options.other_lr)
+        super().__init__(
+            dict(drafter.named_parameters()),
+            build_optimizers(drafter, options.matrix_lr, options.other_lr),
+            TrainReport(0, options.steps, precision=options.precision),
+            self._backward, options.warmup, options.clip, where=where, unit="slot",
+        )  # fmt: skip
 
     def __enter__(self) -> BlockTrainer:
         self._trained = [w for w in self.target.parameters() if w.requires_grad]
         self.target.train(False).requires_grad_(False)
         self.drafter.train()
-        self._seconds_before = self.report.seconds
-        self._start = time.perf_counter()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -309,26 +307,9 @@ class BlockTrainer:
         self.drafter.zero_grad(set_to_none=True)
         self.drafter.eval()
 
-    def trained_weights(self) -> dict[str, nn.Parameter]:
-        """The drafter's weights, by name."""
-        return dict(self.drafter.named_parameters())
-
-    def choose_precision(self) -> None:
-        """Sets report.precision."""
-        self.report.precision = self.options.precision
-
-    def take_step(self) -> dict[int, float]:
-        """Runs one step.
-
-        Returns:
-            Cross entropy with the text of each slot, 1..H, in nats per token.
-
-        Raises:
-            ValueError: a loss that is not finite.
-            ConnectionError: another process has ended.
-        """
+    def _backward(self, _: int) -> dict[int, float]:
+        """Cross entropy with the text of each slot, 1..H, and the gradients."""
         report, options = self.report, self.options
-        set_rates(self.optimizers, report.step, report.steps, options.warmup)
         blocks = options.batch_size * options.anchors
         bf16 = report.precision == "bf16"
         with torch.autocast(self.target.device.type, torch.bfloat16, enabled=bf16):
@@ -336,18 +317,9 @@ class BlockTrainer:
                 self.drafter, self.target, self._sample(), self._weights / blocks,
                 options.distillation,
             )  # fmt: skip
-        weights = list(self.drafter.parameters())
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         self.processes.all_reduce([*gradients, sums])
-        losses = (sums / blocks).tolist()
-        check_finite(losses, report.step + 1, self._where)
-        if options.clip > 0.0:
-            nn.utils.clip_grad_norm_(weights, options.clip)
-        step_all(self.optimizers)
-        report.losses = losses
-        report.step += 1
-        report.seconds = self._seconds_before + time.perf_counter() - self._start
-        return dict(enumerate(losses, 1))
+        return dict(enumerate((sums / blocks).tolist(), 1))
 
     def _sample(self) -> Pieces:
         """This process's part of the next step."""

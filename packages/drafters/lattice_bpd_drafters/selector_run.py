@@ -23,7 +23,6 @@ from lattice_bpd_drafters.selector_texts import AnyHeads, SelectorOptions
 from lattice_bpd_drafters.selector_training import SelectorScores, SelectorTrainer
 from lattice_bpd_drafters.texts import BlockTexts
 from lattice_bpd_kim2024.heads.job import FrozenTargetJob
-from lattice_bpd_kim2024.heads.loop import run_steps
 from lattice_bpd_kim2024.heads.run_folder import SELECTOR, fingerprint
 from lattice_bpd_kim2024.heads.starting_model import load_base
 from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
@@ -152,7 +151,7 @@ class _Run(TextRun[SelectorJob]):
             rows = job.validation_pieces if job.own_rows else 0
             validation = self._texts(target, held, "own-validation", rows, length)
         with SelectorTrainer(target, heads, texts, job.train_options, validation) as trainer:
-            run_steps(trainer, job, self.folder, _validation(trainer), self.watcher)
+            trainer.run_in(self.folder, job, _validation(trainer), self.watcher)
         self._write_result(model, trainer, corpus, record, base)
         return self._result(was_finished=False)
 
@@ -268,13 +267,13 @@ def train_selector(
         ValueError: texts or options out of range, or a loss that is not finite.
     """
     options, watcher = options or SelectorOptions(), watcher or SilentWatcher()
-    losses = []
+    losses: list[float] = []
     with SelectorTrainer(target, heads, texts, options) as trainer:
-        watcher.begin("training the selector", options.steps)
-        for _ in range(options.steps):
-            trainer.take_step()
-            losses += trainer.report.losses
-            watcher.advance(note=f"loss {losses[-1]:.3f}")
-        watcher.end()
+
+        def after_step(_: object) -> str:
+            losses.extend(trainer.report.losses)
+            return f"loss {losses[-1]:.3f}"
+
+        trainer.run(watcher=watcher, stage="training the selector", on_step=after_step)
         scores = trainer.validate(watcher)
     return TrainedSelector(trainer.selector, losses, scores)

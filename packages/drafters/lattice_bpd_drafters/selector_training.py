@@ -9,8 +9,6 @@ Source: third parties' reconstructions of DFlash2's training (Automodel, specula
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,23 +17,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from lattice_bpd.train.optimizers import set_rates
+from lattice_bpd.train.trainer import TrainReport
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_drafters.block_training import piece_length
 from lattice_bpd_drafters.config import SelectorConfig
 from lattice_bpd_drafters.selector import CandidateSelector, SlotCandidates, greedy_walk
 from lattice_bpd_drafters.selector_texts import AnyHeads, Blocks, Pieces, SelectorOptions, slots_of
-from lattice_bpd_kim2024.heads.options import TrainReport, mix_seed
-from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
+from lattice_bpd_kim2024.heads.loop import RunTrainer
+from lattice_bpd_kim2024.heads.options import mix_seed
 from lattice_bpd_kim2024.heads.trainer import seeded
 
 _VALIDATION_PIECES = 128  # at most
 
 
-class SelectorTrainer:
+class SelectorTrainer(RunTrainer):
     """Trains a new selector for frozen heads or a frozen block drafter.
 
     Use it as a context manager: inside, target and heads are in evaluation mode; afterwards in
@@ -52,16 +50,11 @@ class SelectorTrainer:
         selector: on the target's device.
         report: progress; its losses are the weighted mean that is minimized.
         optimizers: AdamW.
-        processes: one.
-        unit: what has a loss of its own.
 
     Raises:
         TypeError: heads of another kind.
         ValueError: texts or options out of range.
     """
-
-    unit = "slot"
-    processes: Processes = ALONE
 
     def __init__(
         self,
@@ -88,23 +81,21 @@ class SelectorTrainer:
         optimizer = AdamW(
             self.selector.parameters(), options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
-        optimizer.param_groups[0]["peak_lr"] = options.learning_rate
-        self.optimizers: list[Optimizer] = [optimizer]
-        self.report = TrainReport(0, options.steps)
+        super().__init__(
+            dict(self.selector.named_parameters()), [optimizer], TrainReport(0, options.steps),
+            self._backward, options.warmup, clip=1.0, where="train_selector", unit="slot",
+        )  # fmt: skip
         gamma = (self.slots.num_slots + 1) / 2 if options.gamma is None else options.gamma
         self._device = target.device
         self._weights = torch.exp(-torch.arange(self.slots.num_slots, device=self._device) / gamma)
         self._frozen: list[nn.Module] = [target]
         self._frozen += [heads] if isinstance(heads, nn.Module) else []
-        self._seconds_before = self._start = 0.0
 
     def __enter__(self) -> SelectorTrainer:
         self._modes = [module.training for module in self._frozen]
         for module in self._frozen:
             module.train(False)
         self.selector.train()
-        self._seconds_before = self.report.seconds
-        self._start = time.perf_counter()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -112,13 +103,6 @@ class SelectorTrainer:
             module.train(mode)
         self.selector.zero_grad(set_to_none=True)
         self.selector.eval()
-
-    def trained_weights(self) -> dict[str, nn.Parameter]:
-        """The selector's weights, by name."""
-        return dict(self.selector.named_parameters())
-
-    def choose_precision(self) -> None:
-        """A selector is trained in float32."""
 
     def take_step(self) -> dict[int, float]:
         """Runs one step.
@@ -128,31 +112,25 @@ class SelectorTrainer:
             candidates.
 
         Raises:
-            ValueError: a loss that is not a number.
+            ValueError: a loss that is not finite.
         """
-        report, options = self.report, self.options
-        generator = torch.Generator().manual_seed(mix_seed(options.seed, report.step))
+        losses = super().take_step()
+        self.report.losses = [self._loss]
+        return losses
+
+    def _backward(self, step: int) -> dict[int, float]:
+        options = self.options
+        generator = torch.Generator().manual_seed(mix_seed(options.seed, step))
         count = len(self.pieces.training)
         which = torch.randint(count, (options.batch_size,), generator=generator).tolist()
         blocks = self.pieces.sample(which, self.slots.num_slots, generator, held_out=False)
         candidates, previous, labels = self.read(blocks)
-        set_rates(self.optimizers, report.step, options.steps, options.warmup)
         nats, covered = cross_entropies(
             self.selector.row_scores(candidates, previous), candidates, labels
         )
         loss = weighted_mean(nats, self._weights * covered)
-        self.optimizers[0].zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.selector.parameters(), 1.0)
-        self.optimizers[0].step()
-        report.losses = [float(loss.detach())]
-        if math.isnan(report.losses[0]):
-            raise ValueError(
-                f"train_selector: the loss of step {report.step + 1} is not a number; lower "
-                "learning_rate"
-            )
-        report.step += 1
-        report.seconds = self._seconds_before + time.perf_counter() - self._start
+        self._loss = float(loss.detach())
         sums = (nats.detach() * covered).sum(dim=0).tolist()
         counts = covered.sum(dim=0).tolist()
         pairs = enumerate(zip(sums, counts, strict=True), 1)

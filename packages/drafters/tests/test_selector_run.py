@@ -17,7 +17,15 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, looping_text, model_of
-from heads_training import HEADS, Child, read_losses, read_weights, write_base, write_text
+from heads_training import (
+    HEADS,
+    Child,
+    checkpoint_step,
+    read_losses,
+    read_weights,
+    write_base,
+    write_text,
+)
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.decode import CustomGenerate, DecodeState, DraftingModel, decode, generate
@@ -80,7 +88,7 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path):
     job = make_job(tmp_path)
     plain = run_selector_job(dataclasses.replace(job, output=tmp_path / "plain"))
     assert Child(job, killed_at_step_7, tmp_path / "words").wait()[0] == -signal.SIGKILL
-    assert len(list((tmp_path / "out/training").glob("checkpoint-00000004"))) == 1
+    assert checkpoint_step(tmp_path / "out") == 4
     assert Child(job, interrupted_at_step_6, tmp_path / "words").wait()[0] == 130  # at step 10
     resumed = run_selector_job(dataclasses.replace(job, resume=True))
     weights, expected = read_weights(tmp_path / "out"), read_weights(tmp_path / "plain")

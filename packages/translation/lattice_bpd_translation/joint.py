@@ -8,7 +8,6 @@ from scratch (`joint`) or from a trained target (`finetune`, with a smaller rate
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,9 @@ from torch.nn import functional as F
 
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.lm_call import call_forward
-from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
+from lattice_bpd.train.trainer import Trainer, TrainReport
 from lattice_bpd.verify.target import TargetOutput
-from lattice_bpd_kim2024.heads.options import TrainReport
+from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 from lattice_bpd_translation.target import Seq2SeqTarget
 from lattice_bpd_translation.text import IGNORED, Pair, PairBatch, shuffled_batches
 
@@ -237,15 +236,15 @@ def run_steps(
         for module, rate in parts
         for optimizer in build_optimizers(module, rate * options.matrix_lr, rate * options.other_lr)
     ]
-    report = TrainReport(0, options.steps)
-    start = time.perf_counter()
-    while report.step < report.steps:
-        set_rates(optimizers, report.step, report.steps, options.warmup)
+
+    def backward(_: int) -> dict[int, float]:
         values = losses(next(batches))
-        take_step(optimizers, values.mean())
-        report.count_step(values.detach(), start, where)
-        if on_step is not None:
-            on_step(report)
+        values.mean().backward()  # type: ignore[no-untyped-call]
+        return dict(enumerate(values.tolist(), 1))
+
+    report = TrainReport(0, options.steps)
+    trainer = Trainer({}, optimizers, report, backward, options.warmup, where=where)
+    trainer.run(on_step=None if on_step is None else lambda _: on_step(report))
     return report
 
 

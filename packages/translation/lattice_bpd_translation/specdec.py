@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lattice_bpd_kim2024.heads.options import TrainReport
+from lattice_bpd.train.trainer import TrainReport
 from lattice_bpd_translation.drafter import SpecDrafter
 from lattice_bpd_translation.joint import OnStep, Seq2SeqOptions, read_pairs, run_steps
 from lattice_bpd_translation.target import Seq2SeqTarget

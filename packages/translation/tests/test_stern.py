@@ -23,6 +23,7 @@ from blockwise_models import model_of as causal_model
 from heads_training import HEADS, T, make_job
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd.train.trainer import Trainer
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.heads.starting_model import load_base
@@ -177,15 +178,16 @@ def test_the_gradient_of_a_joint_step_is_that_of_the_mean_of_all_heads(monkeypat
     pairs = counting_pairs(4, seed=2)
     seen = {}
 
-    def keep(optimizers, loss):
-        del optimizers
-        loss.backward()
+    def keep(trainer):
+        trainer.backward(0)
+        trainer.report.step += 1
         seen["heads"] = heads.outer_weight.grad.clone()
         seen["target"] = target.base.model.shared.weight.grad.clone()
         target.base.zero_grad()
         heads.zero_grad()
+        return {}
 
-    monkeypatch.setattr("lattice_bpd_translation.joint.take_step", keep)
+    monkeypatch.setattr(Trainer, "take_step", keep)
     train_seq2seq_jointly(target, heads, pairs, Seq2SeqOptions(steps=1, batch_size=4))
     batch = next(shuffled_batches(pairs, target.decoder_prompt, 4, 0))
     found = target.base(

@@ -126,8 +126,8 @@ def build_drafter(
 ) -> BuildResult:
     """Builds a drafter and writes its folder.
 
-    An interrupted build continues with the same arguments: responses and hidden states are kept in
-    the folder.
+    An interrupted build continues with the same arguments: responses, hidden states and heads are
+    kept in the folder.
 
     Args:
         model: the target, in evaluation mode.
@@ -309,7 +309,8 @@ def _train_heads(
     options = VocabularyHeadsOptions(epochs=job.epochs)
     vocabulary = most_frequent([responses[n] for n in training], options.draft_vocab_size)
     positions = find_positions(states, responses, training, options.num_slots)
-    heads = train_vocabulary_heads(model, positions, vocabulary, options, watcher)
+    checkpoint = job.output / "heads.checkpoint"
+    heads = train_vocabulary_heads(model, positions, vocabulary, options, watcher, checkpoint)
     accuracy = measure_accuracy(
         model, heads, find_positions(states, responses, held_out, options.num_slots)
     )

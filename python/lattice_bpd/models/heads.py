@@ -199,19 +199,19 @@ class VocabularyHeads(SavedHeads):
         bias = None if bias is None else bias.detach()[self.token_ids]
         self._target = base.get_input_embeddings(), output, rows, bias
 
-    def draft_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
-        """Logits over the draft vocabulary.
+    def draft_states(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+        """States whose products with the output embedding are the logits.
 
         Args:
             hidden: (N, D) float, the states that predicted the exact tokens.
             exact_tokens: (N,) int64; None: the target's argmax.
 
         Returns:
-            (N, H, K) float.
+            (N, H, D) float.
         """
         if self._target is None:
             raise ValueError("VocabularyHeads: no target; call attach(model) first")
-        embed, output, rows, bias = self._target
+        embed, output = self._target[:2]
         inputs = F.rms_norm(hidden, (self.hidden_size,))
         if self.reads_exact_token:
             with torch.no_grad():
@@ -222,8 +222,17 @@ class VocabularyHeads(SavedHeads):
         inner = F.silu(self.inner(inputs)).view(len(hidden), self.num_slots, -1).transpose(0, 1)
         weight = self.outer_weight.view(self.num_slots, self.hidden_size, -1).transpose(1, 2)
         change = torch.bmm(inner, weight).transpose(0, 1)  # (N, H, D)
-        states = hidden.unsqueeze(1) + self.outer_bias + change
-        return F.linear(states.to(rows.dtype), rows, bias)
+        return hidden.unsqueeze(1) + self.outer_bias + change
+
+    def output_rows(self) -> tuple[Tensor, Tensor | None]:
+        """(K, D) rows and (K,) bias of the target's output embedding; after `attach`."""
+        assert self._target is not None
+        return self._target[2:]
+
+    def draft_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+        """(N, H, K) logits over the draft vocabulary; see `draft_states`."""
+        rows, bias = self.output_rows()
+        return F.linear(self.draft_states(hidden, exact_tokens).to(rows.dtype), rows, bias)
 
     def lattice(self, hidden: Tensor, exact_tokens: Tensor) -> LatticeInput:
         """The best candidates of each slot, with log probabilities over the draft vocabulary.

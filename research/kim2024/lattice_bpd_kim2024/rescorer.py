@@ -19,7 +19,6 @@ from lattice_bpd.train.corpus import Corpus, StrPath
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads.job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.joint import TrainReport, train_blockwise
-from lattice_bpd_kim2024.heads.loop import run_steps
 from lattice_bpd_kim2024.heads.options import TrainOptions, check_options
 from lattice_bpd_kim2024.heads.run_folder import fingerprint
 from lattice_bpd_kim2024.heads.starting_model import load_base
@@ -244,7 +243,7 @@ class _Run(TextRun[RescorerJob]):
         texts.check(length, _WHERE)
         del target
         with _RescorerTrainer(model, texts.training, options, processes, _WHERE) as trainer:
-            run_steps(trainer, job, folder, self._validation(trainer, texts), self.watcher)
+            trainer.run_in(folder, job, self._validation(trainer, texts), self.watcher)
         tokens = len(texts.training.token_ids)
         processes.run_on_first(lambda: self._write_result(trainer, corpus, record, base, tokens))
         return self._result(was_finished=False)

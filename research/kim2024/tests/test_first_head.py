@@ -105,7 +105,7 @@ def test_the_loss_of_the_preset_is_the_sum_of_all_heads_means_over_all_positions
         trainer.report.precision = "fp32"
         sample = trainer.sample(0)
         trainer.add_gradients(sample)
-        got = {name: weight.grad.clone() for name, weight in trainer.trained_weights().items()}
+        got = {name: weight.grad.clone() for name, weight in trainer.weights.items()}
         model.zero_grad()
         pieces = trainer.text.take(sample.starts, T + HEADS, torch.device("cpu"))
         logits = plain_logits(model, pieces[:, :T])
@@ -119,7 +119,7 @@ def test_the_loss_of_the_preset_is_the_sum_of_all_heads_means_over_all_positions
         assert got[network].any()
         assert got["heads.outer_weight"].any() == (preset is not None)
         if preset is not None:
-            for name, weight in trainer.trained_weights().items():
+            for name, weight in trainer.weights.items():
                 assert torch.allclose(got[name], weight.grad, atol=1e-5), name
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import os
 import signal
 from pathlib import Path
@@ -16,13 +16,14 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, looping_text
-from heads_training import Child, make_job, read_losses, read_weights, write_base
+from heads_training import Child, checkpoint_step, make_job, read_losses, read_weights, write_base
 from lattice_bpd import FormatError
+from lattice_bpd.train import trainer
 from lattice_bpd.watcher import SilentWatcher
-from lattice_bpd_kim2024.heads import checkpoints, text_run
-from lattice_bpd_kim2024.heads import loop as head_loop
+from lattice_bpd_kim2024.heads import text_run
 from lattice_bpd_kim2024.heads import texts as head_texts
 from lattice_bpd_kim2024.heads.run import train_heads
+from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
 
 def die() -> None:
@@ -34,14 +35,16 @@ def killed_at_step_7():
 
 
 def killed_while_saving():
-    save = checkpoints.save_file
+    replacing = trainer.replacing_durably
 
-    def save_half(tensors, path):
-        save(tensors, path)
-        if len(list(path.parent.parent.glob("checkpoint-*"))) == 1:
-            die()
+    @contextlib.contextmanager
+    def replacing_half(path):
+        with replacing(path) as temporary:
+            yield temporary
+            if path.exists():
+                die()
 
-    checkpoints.save_file = save_half
+    trainer.replacing_durably = replacing_half
 
 
 def killed_at_the_end():
@@ -93,9 +96,7 @@ def test_a_signal_stops_behind_a_checkpoint_of_its_step(prepare, expected, tmp_p
     job = make_job(tmp_path, "frozen", checkpoint_every=0)
     status, words = Child(job, prepare, tmp_path / "words").wait()
     assert status == expected, words
-    assert [path.name for path in (tmp_path / "out" / "training").glob("checkpoint-*")] == [
-        "checkpoint-00000005"
-    ]
+    assert checkpoint_step(tmp_path / "out") == 5
     train_heads(job)
     whole = dataclasses.replace(job, output=tmp_path / "whole")
     train_heads(whole)
@@ -131,7 +132,7 @@ def test_own_text_that_is_written_is_not_written_again(tmp_path, monkeypatch):
     times = [path.stat().st_mtime_ns for path in parts]
     kept = []
     monkeypatch.setattr(
-        head_loop, "find_checkpoint",
+        HeadTrainer, "choose_precision",
         lambda _: kept.extend(path.stat().st_mtime_ns for path in parts),
     )  # fmt: skip
     train_heads(job)
@@ -209,17 +210,13 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     assert train_heads(job, Second()).steps == 12
 
 
-def checkpoint_names(out: Path) -> list[str]:
-    return [path.name for path in (out / "training").glob("checkpoint-*")]
-
-
 def test_the_checkpoint_interval_may_change(tmp_path):
     job = make_job(tmp_path, "frozen", checkpoint_every=4)
     stop(job, count=6)
-    assert checkpoint_names(tmp_path / "out") == ["checkpoint-00000004"]
+    assert checkpoint_step(tmp_path / "out") == 4
     later = dataclasses.replace(job, checkpoint_every=3, resume=True)
     stop(later, count=2)  # steps 5 and 6
-    assert checkpoint_names(tmp_path / "out") == ["checkpoint-00000006"]
+    assert checkpoint_step(tmp_path / "out") == 6
     assert train_heads(later).steps == 12
     train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
     assert_same_result(tmp_path / "out", tmp_path / "whole")
@@ -269,22 +266,23 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         train_heads(make_job(tmp_path, "frozen", output=out / "thesis.tex"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "version", "other", "missing", "log"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "version", "other", "weights", "log"])
 def test_damaged_checkpoints_are_refused(damage, tmp_path):
     job = make_job(tmp_path, "frozen")
     stop(job)
-    (path,) = (tmp_path / "out" / "training").glob("checkpoint-*")
-    weights, state = path / "state.safetensors", path / "state.json"
+    path = tmp_path / "out" / "training" / "checkpoint"
     if damage == "cut":
-        weights.write_bytes(weights.read_bytes()[:200])
+        path.write_bytes(path.read_bytes()[:200])
     elif damage == "empty":
-        state.write_text("")
+        path.write_bytes(b"")
     elif damage == "version":
-        state.write_text(json.dumps({**json.loads(state.read_text()), "version": 99}))
+        torch.save({**torch.load(path), "version": 99}, path)
     elif damage == "other":
-        state.write_text("[]")
-    elif damage == "missing":
-        weights.unlink()
+        torch.save([], path)
+    elif damage == "weights":
+        content = torch.load(path)
+        content["weights"].popitem()
+        torch.save(content, path)
     else:
         (tmp_path / "out" / "losses.jsonl").write_text("")
     with pytest.raises(FormatError, match="--restart"):
@@ -299,13 +297,3 @@ def test_damaged_records_are_refused(text, tmp_path):
     (tmp_path / "out" / "training.json").write_text(text)
     with pytest.raises(FormatError, match=r"training\.json: damaged, or of another version"):
         train_heads(job)
-
-
-def test_only_the_latest_checkpoint_is_kept_and_halves_are_removed(tmp_path):
-    job = make_job(tmp_path, "frozen", checkpoint_every=2)
-    stop(job)
-    work = tmp_path / "out" / "training"
-    assert [path.name for path in work.glob("checkpoint-*")] == ["checkpoint-00000006"]
-    (work / ".checkpoint-half").mkdir()
-    assert checkpoints.find_checkpoint(work) == work / "checkpoint-00000006"
-    assert not (work / ".checkpoint-half").exists()

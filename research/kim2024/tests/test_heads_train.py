@@ -124,7 +124,7 @@ def follow(folder, text, steps=3, **options):
     with HeadTrainer(model, HeadText(text), TrainOptions(steps=steps, **settings)) as trainer:
         trainer.choose_precision()
         trainer.add_gradients(trainer.sample(0))
-        weights = trainer.trained_weights().values()
+        weights = trainer.weights.values()
         gradient = torch.cat([(w.grad if w.grad is not None else 0 * w).flatten() for w in weights])
         model.zero_grad()
         losses = [trainer.take_step() for _ in range(steps)]
@@ -322,9 +322,11 @@ def test_text_that_is_too_short_is_refused(length, options, message, tmp_path):
 
 def test_divergence_is_said_and_keeps_the_checkpoint(tmp_path):
     job = make_job(tmp_path, "joint", train={"other_lr": 1e30, "warmup": 0}, checkpoint_every=1)
-    with pytest.raises(ValueError, match=r"heads train: losses at step .* lower matrix_lr"):
+    with pytest.raises(
+        ValueError, match=r"heads train: losses at step .* lower the learning rates"
+    ):
         train_heads(job)
-    assert list((tmp_path / "out" / "training").glob("checkpoint-*"))
+    assert (tmp_path / "out" / "training" / "checkpoint").exists()
 
 
 @pytest.mark.parametrize(

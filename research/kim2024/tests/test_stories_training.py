@@ -133,7 +133,7 @@ def test_training_on_a_frozen_target_refuses():
             train_frozen(model, wrong, FrozenOptions(steps=1))
     with pytest.raises(ValueError, match="steps 0, batch_size 512; expected 1 or more"):
         train_frozen(model, rows, FrozenOptions(steps=0))
-    with pytest.raises(ValueError, match=r"losses at step .* lower matrix_lr"):
+    with pytest.raises(ValueError, match=r"losses at step .* lower the learning rates"):
         train_frozen(model, rows, FrozenOptions(steps=30, matrix_lr=1e30, other_lr=1e30))
     other = CallableHeads(lambda hidden: hidden.new_zeros(len(hidden), 2, VOCAB), 2)
     with pytest.raises(TypeError, match="the heads are CallableHeads; expected BlockwiseHeads"):

@@ -6,7 +6,6 @@ the same time as `train_blockwise` with train_base=False. The states take (posit
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.token_ids import integer_array
-from lattice_bpd.train.optimizers import build_optimizers, set_rates, take_step
-from lattice_bpd_kim2024.heads.joint import TrainReport
+from lattice_bpd.train.trainer import Trainer, TrainReport
 from lattice_bpd_kim2024.heads.losses import chunked_cross_entropy
+from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 
 _ROWS = 64  # rows per call of the target
 
@@ -99,18 +98,17 @@ def _run(
     generator: torch.Generator,
     on_step: Callable[[TrainReport], None] | None,
 ) -> TrainReport:
-    report = TrainReport(0, options.steps)
-    optimizers = build_optimizers(model, options.matrix_lr, options.other_lr)
-    start = time.perf_counter()
-    while report.step < report.steps:
-        set_rates(optimizers, report.step, report.steps, options.warmup)
+    def backward(_: int) -> dict[int, float]:
         batch = torch.randint(len(states), (options.batch_size,), generator=generator)
         batch = batch.to(states.device)
         losses = _losses(model, states[batch], labels[batch])  # (H,)
-        take_step(optimizers, losses.sum())
-        report.count_step(losses, start, "train_frozen")
-        if on_step is not None:
-            on_step(report)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        return dict(enumerate(losses.tolist(), 2))
+
+    report = TrainReport(0, options.steps)
+    optimizers = build_optimizers(model, options.matrix_lr, options.other_lr)
+    trainer = Trainer({}, optimizers, report, backward, options.warmup, where="train_frozen")
+    trainer.run(on_step=None if on_step is None else lambda _: on_step(report))
     return report
 
 

@@ -13,7 +13,8 @@ import torch
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import integer_array
-from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions, TrainReport
+from lattice_bpd.train.trainer import TrainReport
+from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
 __all__ = ["TrainOptions", "TrainReport", "train_blockwise"]
@@ -50,12 +51,14 @@ def train_blockwise(
     with HeadTrainer(model, HeadText(text.astype(np.int32)), options, where=where) as trainer:
         trainer.choose_precision()
         report = trainer.report
-        while report.step < report.steps:
-            trainer.take_step()
+
+        def after_step(_: object) -> None:
             if report.step % _RATE_INTERVAL == 0:
                 report.steps = _fit_steps(report, options)
             if on_step is not None:
                 on_step(report)
+
+        trainer.run(on_step=after_step)
     return report
 
 

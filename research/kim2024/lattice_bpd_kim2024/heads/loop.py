@@ -1,4 +1,4 @@
-"""The training loop: steps, loss log, validation, checkpoints, stop signals.
+"""Trainers of runs in folders: processes, loss log, validation, stop signals.
 
 The log has JSON lines:
 
@@ -13,21 +13,33 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, BinaryIO
+from types import FrameType
+from typing import Any, BinaryIO, Protocol
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.train.trainer import Trainer
 from lattice_bpd.watcher import Watcher
-from lattice_bpd_kim2024.heads.checkpoints import (
-    Schedule,
-    StepTrainer,
-    find_checkpoint,
-    load_training,
-    save_training,
-)
+from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 from lattice_bpd_kim2024.heads.run_folder import RunFolder
+
+CHECKPOINT = "checkpoint"  # its file, in the folder of an unfinished run
+
+
+class Schedule(Protocol):
+    """What a run does every so many steps."""
+
+    @property
+    def log_every(self) -> int:
+        """Steps between lines of the loss log."""
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between checkpoints; 0: only when a signal stops the run."""
+
+    @property
+    def validate_every(self) -> int:
+        """Steps between validations; 0: at the end only."""
 
 
 class StopSignals:
@@ -55,12 +67,7 @@ class StopSignals:
                 self._before[number] = signal.signal(number, self._record)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def deliver(self) -> None:
@@ -88,25 +95,29 @@ class LossLog:
     """Writes the log; checkpoints hold its `state`, so that a resumed log misses no line.
 
     Args:
-        path: the file, replaced unless a state is given; None: discard all lines.
+        path: the file; None: discard all lines.
         every: number of steps between lines.
-        state: state from a checkpoint; later lines of the file are removed.
-
-    Raises:
-        OSError: the file cannot be written.
-        FormatError: the file is shorter than the state says.
     """
 
-    def __init__(
-        self, path: Path | None, every: int, state: Mapping[str, Any] | None = None
-    ) -> None:
-        self.every = every
+    def __init__(self, path: Path | None, every: int) -> None:
+        self.every, self._path = every, path
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
-        self._file: BinaryIO = io.BytesIO() if path is None else self._open(path, state)
+        self._file: BinaryIO = io.BytesIO()
 
-    def _open(self, path: Path, state: Mapping[str, Any] | None) -> BinaryIO:
-        size = 0
+    def start(self, state: Mapping[str, Any] | None = None) -> None:
+        """Opens the file.
+
+        Args:
+            state: from a checkpoint; later lines of the file are removed. None: it is replaced.
+
+        Raises:
+            OSError: the file cannot be written.
+            FormatError: the file is shorter than the state says.
+        """
+        path, size = self._path, 0
+        if path is None:
+            return
         if state is not None:
             self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
             size = int(state["bytes"])
@@ -115,10 +126,9 @@ class LossLog:
                     f"{path}: the log is shorter than at the last checkpoint ({size:,} bytes); "
                     "put it back, or start over with --restart"
                 )
-        file = path.open("r+b" if state is not None else "wb")
-        file.truncate(size)
-        file.seek(size)
-        return file
+        self._file = path.open("r+b" if state is not None else "wb")
+        self._file.truncate(size)
+        self._file.seek(size)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -170,61 +180,84 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def run_steps(
-    trainer: StepTrainer,
-    schedule: Schedule,
-    folder: RunFolder,
-    validate: Callable[[], Mapping[str, Any]] | None,
-    watcher: Watcher,
-) -> None:
-    """Trains to the last step, from the checkpoint in the folder if there is one.
+class RunTrainer(Trainer):
+    """A Trainer in one of several processes, whose run is in a folder.
 
-    Args:
-        trainer: entered, at step 0.
-        schedule: of the log, checkpoints and validation.
-        folder: of the log and checkpoints, which process 0 writes.
-        validate: scores for the log, called in all processes; None: no validation.
-        watcher: called after each step.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C, after a checkpoint was written. SIGTERM keeps its effect.
-        ValueError: a loss that is not finite; earlier checkpoints are kept.
-        FormatError: a damaged checkpoint.
-        ConnectionError: another process has ended.
+    Attributes:
+        processes: that train together.
     """
-    processes, report = trainer.processes, trainer.report
-    path = processes.run_on_first(lambda: find_checkpoint(folder.work))
-    state = None
-    if path is None:
-        trainer.choose_precision()
-    else:
-        state = load_training(path, trainer)
-    log_path = folder.log if processes.is_first else None
-    watcher.begin("training", report.steps - report.step)
-    with (
-        closing(LossLog(log_path, schedule.log_every, state)) as log,
-        StopSignals(patient=processes.world_size > 1) as signals,
-    ):
-        stopped = False
-        while report.step < report.steps and not stopped:
-            losses = trainer.take_step()
-            last = report.step == report.steps
-            log.add(report.step, losses, report.seconds, last)
-            watcher.advance(note=_note(trainer.unit, losses))
-            if validate is not None and (last or _due(report.step, schedule.validate_every)):
-                log.add_validation(report.step, validate())
-            stopped = processes.any_true(signals.caught is not None)
-            if last or stopped or _due(report.step, schedule.checkpoint_every):
-                processes.run_on_first(lambda: str(save_training(folder.work, trainer, log.state)))
-    watcher.end()
-    if stopped:
-        signals.deliver()
 
+    processes: Processes = ALONE
+    _log: LossLog
+    _signals: StopSignals | None = None  # while a run is in its folder
+    _is_stopped = False
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+    def choose_precision(self) -> None:
+        """Sets report.precision, before the first step."""
 
+    def run_in(
+        self,
+        folder: RunFolder,
+        schedule: Schedule,
+        validate: Callable[[], Mapping[str, Any]] | None,
+        watcher: Watcher,
+    ) -> None:
+        """Trains to the last step, from the checkpoint in the folder if there is one.
 
-def _note(unit: str, losses: dict[int, float]) -> str:
-    """The first losses, such as "head 1 3.20, head 2 4.05"."""
-    return ", ".join(f"{unit} {number} {loss:.2f}" for number, loss in list(losses.items())[:3])
+        Args:
+            folder: of the log and checkpoint, which process 0 writes.
+            schedule: of the log, checkpoints and validation.
+            validate: scores for the log, called in all processes; None: no validation.
+            watcher: called after each step.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, after a checkpoint was written. SIGTERM keeps its effect.
+            ValueError: a loss that is not finite; the last checkpoint is kept.
+            FormatError: a damaged checkpoint.
+            ConnectionError: another process has ended.
+        """
+        report, checkpoint = self.report, folder.work / CHECKPOINT
+        path = folder.log if self.processes.is_first else None
+        self._log = LossLog(path, schedule.log_every)
+        if not self.processes.run_on_first(checkpoint.is_file):
+            self.choose_precision()
+            self._log.start()
+
+        def after_step(losses: dict[int, float]) -> None:
+            last, every = report.step == report.steps, schedule.validate_every
+            self._log.add(report.step, losses, report.seconds, last)
+            if validate is not None and (last or (every and report.step % every == 0)):
+                self._log.add_validation(report.step, validate())
+
+        with StopSignals(patient=self.processes.world_size > 1) as signals:
+            self._signals = signals
+            try:
+                every = schedule.checkpoint_every
+                self.run(checkpoint, watcher, every=every, on_step=after_step)
+            finally:
+                self._log.close()
+        if self._is_stopped:
+            signals.deliver()
+
+    def should_stop(self) -> bool:
+        """Whether a signal stops the run."""
+        if self._signals is not None:
+            self._is_stopped = self.processes.any_true(self._signals.caught is not None)
+        return self._is_stopped
+
+    def state(self) -> dict[str, Any]:
+        """See Trainer."""
+        return {**super().state(), "log": self._log.state}
+
+    def save(self, path: Path) -> None:
+        """See Trainer; process 0 writes."""
+        self.processes.run_on_first(lambda: super(RunTrainer, self).save(path))
+
+    def load(self, path: Path) -> dict[str, Any] | None:
+        """See Trainer."""
+        try:
+            content = super().load(path)
+        except FormatError as error:
+            raise FormatError(f"{error} (--restart)") from error
+        self._log.start(None if content is None else content["log"])
+        return content

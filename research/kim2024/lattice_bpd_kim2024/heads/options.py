@@ -7,9 +7,8 @@ into forward passes and processes. So a resumed training samples what an uninter
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -74,62 +73,6 @@ class TrainOptions:
     def sequences_per_step(self) -> int:
         """S: sequences per optimizer step."""
         return self.batch_size * self.accumulate
-
-
-@dataclass
-class TrainReport:
-    """Progress of a training, and its final state.
-
-    Attributes:
-        step: steps done.
-        steps: steps planned.
-        losses: losses of the last step in nats per token over the sampled positions: L_1 .. L_h,
-            or L_2 .. L_h if the target is frozen. With one_head, the last known loss of each
-            head, NaN before its first step.
-        seconds: wall time so far.
-        precision: "fp32" or "bf16".
-    """
-
-    step: int
-    steps: int
-    losses: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    precision: str = "fp32"
-
-    @property
-    def steps_per_second(self) -> float:
-        """Mean rate so far."""
-        return self.step / self.seconds if self.seconds else 0.0
-
-    @property
-    def seconds_left(self) -> float:
-        """Estimated time for the remaining steps at the mean rate."""
-        return (self.steps - self.step) / self.steps_per_second if self.step else math.inf
-
-    def count_step(self, losses: Tensor, start: float, where: str) -> None:
-        """Records one more step.
-
-        Args:
-            losses: (h,) of the step.
-            start: time.perf_counter() when training began.
-            where: the trainer's name, for the error message.
-
-        Raises:
-            ValueError: a loss that is not finite.
-        """
-        self.losses = losses.tolist()
-        check_finite(self.losses, self.step + 1, where)
-        self.step += 1
-        self.seconds = time.perf_counter() - start
-
-
-def check_finite(losses: Sequence[float], step: int, where: str) -> None:
-    """Raise ValueError unless all losses of a step (from 1) are finite."""
-    if not all(map(math.isfinite, losses)):
-        raise ValueError(
-            f"{where}: losses at step {step} are {list(losses)}; expected finite numbers; lower "
-            "matrix_lr and other_lr"
-        )
 
 
 def check_options(model: BlockwiseLM, options: TrainOptions, where: str) -> list[float]:

@@ -18,7 +18,6 @@ from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.train.corpus import Corpus
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads.job import HeadJob
-from lattice_bpd_kim2024.heads.loop import run_steps
 from lattice_bpd_kim2024.heads.options import HeadText, check_options
 from lattice_bpd_kim2024.heads.run_folder import HEADS, fingerprint
 from lattice_bpd_kim2024.heads.starting_model import attach_heads, build_untrained, load_base
@@ -118,7 +117,7 @@ class _Run(TextRun[HeadJob]):
         texts.check(length, _WHERE)
         with HeadTrainer(model, texts.training, options, processes, _WHERE) as trainer:
             validate = self._validation(trainer, texts.validation)
-            run_steps(trainer, job, self.folder, validate, self.watcher)
+            trainer.run_in(self.folder, job, validate, self.watcher)
         tokens = len(texts.training.token_ids)
         processes.run_on_first(lambda: self._write_result(trainer, corpus, record, tokens))
         return self._result(was_finished=False)

@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 from lattice_bpd.atomic_files import replacing, write_text
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.corpus import Corpus
+from lattice_bpd.train.trainer import TrainReport
 from lattice_bpd.watcher import SilentWatcher, Watcher
 from lattice_bpd_kim2024.heads.job import FrozenTargetJob, HeadJob
 from lattice_bpd_kim2024.heads.loop import read_log
-from lattice_bpd_kim2024.heads.options import HeadText, TrainReport
+from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.parallel import Processes, choose_device, join_processes, own_device
 from lattice_bpd_kim2024.heads.run_folder import TEXTS, RunFolder, read_record
 from lattice_bpd_kim2024.heads.texts import (

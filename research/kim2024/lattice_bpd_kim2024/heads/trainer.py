@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.train.optimizers import build_optimizers, set_rates, step_all
+from lattice_bpd.train.trainer import TrainReport
+from lattice_bpd_kim2024.heads.loop import RunTrainer
 from lattice_bpd_kim2024.heads.losses import LossPart, add_gradients
+from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 from lattice_bpd_kim2024.heads.options import (
     HeadText,
     StepSample,
     TrainOptions,
-    TrainReport,
-    check_finite,
     check_options,
     mix_seed,
     sample_step,
@@ -31,7 +31,7 @@ from lattice_bpd_kim2024.heads.options import (
 from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 
 
-class HeadTrainer:
+class HeadTrainer(RunTrainer):
     """Trains the heads of a model in place, and its target unless that is frozen.
 
     Use it as a context manager: inside, the model is in training mode and torch's random numbers
@@ -48,14 +48,11 @@ class HeadTrainer:
     Attributes:
         report: progress.
         optimizers: Muon, AdamW or both.
-        unit: what has a loss of its own.
 
     Raises:
         TypeError: heads that are not BlockwiseHeads.
         ValueError: text that is too short, ids outside the vocabulary, options out of range.
     """
-
-    unit = "head"
 
     def __init__(
         self,
@@ -73,14 +70,18 @@ class HeadTrainer:
                 f"{processes.world_size} processes"
             )
         self.model, self.text, self.options, self.processes = model, text, options, processes
-        self._where = where
-        self._seconds_before = 0.0
-        self._start = 0.0
-        self.report = TrainReport(0, options.steps)
         model.base.requires_grad_(options.train_base)
-        self.optimizers = build_optimizers(
+        optimizers = build_optimizers(
             model, options.matrix_lr, options.other_lr, options.base_rate, options.optimizer
         )
+        chosen = {
+            id(w) for one in optimizers for group in one.param_groups for w in group["params"]
+        }
+        weights = {name: w for name, w in model.named_parameters() if id(w) in chosen}
+        super().__init__(
+            weights, optimizers, TrainReport(0, options.steps), self._backward, options.warmup,
+            where=where,
+        )  # fmt: skip
 
     def __enter__(self) -> HeadTrainer:
         self._fork = torch.random.fork_rng(_cuda_devices(self.model))
@@ -88,8 +89,6 @@ class HeadTrainer:
         self.model.train()
         self.model.base.train(self.options.train_base and self.options.dropout)
         self.model.base.requires_grad_(self.options.train_base)
-        self._seconds_before = self.report.seconds
-        self._start = time.perf_counter()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -97,11 +96,6 @@ class HeadTrainer:
         self.model.zero_grad(set_to_none=True)
         self.model.eval()
         self._fork.__exit__(None, None, None)
-
-    def trained_weights(self) -> dict[str, nn.Parameter]:
-        """The trained weights, by name."""
-        chosen = {id(w) for o in self.optimizers for g in o.param_groups for w in g["params"]}
-        return {name: w for name, w in self.model.named_parameters() if id(w) in chosen}
 
     def choose_precision(self) -> None:
         """Sets report.precision; "auto" selects the faster one in a short trial."""
@@ -121,18 +115,21 @@ class HeadTrainer:
             ValueError: a loss that is not finite.
             ConnectionError: another process has ended.
         """
-        report, options = self.report, self.options
-        set_rates(self.optimizers, report.step, report.steps, options.warmup)
-        sample = self.sample(report.step)
-        sums = self.add_gradients(sample)
-        weights = list(self.trained_weights().values())
-        self.processes.all_reduce([_gradient(weight) for weight in weights] + [sums])
-        counts = [options.sequences_per_step * options.sequence_length, len(sample.positions)]
-        losses = {head: float(sums[head - 1]) / counts[head > 1] for head in sample.heads}
-        check_finite(list(losses.values()), report.step + 1, self._where)
-        step_all(self.optimizers)
-        self._note(losses)
+        first = 1 if self.options.train_base else 2
+        known = self.report.losses or [math.nan] * (self.model.num_heads + 1 - first)
+        losses = super().take_step()
+        self.report.losses = [losses.get(first + i, loss) for i, loss in enumerate(known)]
         return losses
+
+    def _backward(self, step: int) -> Mapping[int, float]:
+        sample = self.sample(step)
+        sums = self.add_gradients(sample)
+        gradients = [_gradient(weight) for weight in self.weights.values()]
+        self.processes.all_reduce([*gradients, sums])
+        counts = (
+            self.options.sequences_per_step * self.options.sequence_length, len(sample.positions)
+        )  # fmt: skip
+        return {head: float(sums[head - 1]) / counts[head > 1] for head in sample.heads}
 
     def sample(self, step: int) -> StepSample:
         """The sequences, positions and heads of a step (from 0) of all processes."""
@@ -178,14 +175,6 @@ class HeadTrainer:
         if options.one_head:
             lambdas *= self.model.num_heads - (0 if options.train_base else 1)
         return lambdas
-
-    def _note(self, losses: dict[int, float]) -> None:
-        report = self.report
-        first = 1 if self.options.train_base else 2
-        known = report.losses or [math.nan] * (self.model.num_heads + 1 - first)
-        report.losses = [losses.get(first + i, loss) for i, loss in enumerate(known)]
-        report.step += 1
-        report.seconds = self._seconds_before + time.perf_counter() - self._start
 
     def _time_pass(self, precision: str) -> float:
         """Seconds of the fastest of three forward and backward passes."""

@@ -1,4 +1,4 @@
-"""Muon for matrices, AdamW for other weights, and their cosine schedule.
+"""Muon for matrices, AdamW for other weights.
 
 `torch.optim.Muon` orthogonalizes in bfloat16, one matrix at a time. CPUs without bfloat16
 instructions emulate those products: a (512, 128) matrix takes ten times as long as in float32.
@@ -7,9 +7,8 @@ instructions emulate those products: a (512, 128) matrix takes ten times as long
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -116,7 +115,7 @@ def build_optimizers(
         optimizer: "muon", or "adamw" for the matrices too.
 
     Returns:
-        One or two optimizers, each group with its peak rate under "peak_lr".
+        One or two optimizers.
     """
     modules = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     embeddings = {id(weight) for module in modules for weight in module.parameters()}
@@ -145,36 +144,4 @@ def build_optimizers(
         optimizers.append(CpuMuon(groups(matrices, matrix_lr), weight_decay=0.0))
     if adamw:
         optimizers.append(AdamW(adamw, betas=(0.9, 0.95), weight_decay=0.0))
-    for made in optimizers:
-        for group in made.param_groups:
-            group["peak_lr"] = group["lr"]
     return optimizers
-
-
-def set_rates(optimizers: Sequence[Optimizer], step: int, steps: int, warmup: int) -> None:
-    """Sets the learning rates: peak rate x linear warm-up x cosine decay from 1 to 0.05.
-
-    Args:
-        optimizers: made by build_optimizers.
-        step: number of finished steps, 0..steps-1.
-        steps: total number of steps.
-        warmup: steps of linear warm-up; 0 for none.
-    """
-    rise = min(1.0, (step + 1) / (warmup + 1))
-    fall = 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * step / steps))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * rise * fall
-
-
-def take_step(optimizers: Sequence[Optimizer], loss: Tensor) -> None:
-    """Backpropagates a scalar loss, updates the weights and clears the gradients."""
-    loss.backward()  # type: ignore[no-untyped-call]
-    step_all(optimizers)
-
-
-def step_all(optimizers: Sequence[Optimizer]) -> None:
-    """Updates the weights by their gradients and clears these."""
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
