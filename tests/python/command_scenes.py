@@ -239,7 +239,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                         )
                     )
                 ),
-                "transformers.AutoModelForCausalLM.from_pretrained": Stub("draft model"),
+                "lattice_bpd.cli.files.load_causal_lm": Stub("draft model"),
                 FIND_STOP_TOKENS: frozenset({0}),
                 "lattice_bpd.decode.GuidanceConstraint.from_regex": Stub("regex"),
                 "lattice_bpd.decode.GuidanceConstraint.from_json_schema": Stub("schema"),

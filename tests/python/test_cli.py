@@ -369,7 +369,7 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--strategy", "ngram", "--lm", "none"],
          "strategy 'ngram' needs an LM; give lm=, NGramLM.load(path)"),
         ([model_directory, "--strategy", "draft_model"], "needs a draft model"),
-        ([model_directory, "--draft-model", tmp_path], "has no config.json"),
+        ([model_directory, "--draft-model", tmp_path], "model cannot be read"),
         ([model_directory, "--draft-model", "an/owner"],
          "--draft-model an/owner: no such folder; expected the folder of a causal LM of "
          "transformers; download a model of the hub first: hf download an/owner"),

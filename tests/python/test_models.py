@@ -121,9 +121,9 @@ def test_save_and_load_give_the_same_model(kind, tmp_path):
         ("blockwise_heads.json", {"num_heads": 7}, "weights cannot be read"),
         ("blockwise_heads.safetensors", None, "weights cannot be read"),
         ("blockwise_heads.safetensors", "cut", "weights cannot be read"),
-        ("model.safetensors", None, "target model cannot be read"),
-        ("model.safetensors", "cut", "target model cannot be read"),
-        ("config.json", "{", "target model cannot be read"),
+        ("model.safetensors", None, "model cannot be read"),
+        ("model.safetensors", "cut", "model cannot be read"),
+        ("config.json", "{", "model cannot be read"),
     ],
 )
 def test_damaged_files_are_format_errors(tmp_path, file, damage, message):

@@ -323,19 +323,12 @@ def _load_constraint(
 
 def _load_causal_lm(option: str, directory: Path | None) -> Any:
     """The causal LM of a directory, of a blockwise model its base; None for None."""
-    from transformers import AutoModelForCausalLM
-
-    from lattice_bpd.cli.files import require_folder
+    from lattice_bpd.cli.files import load_causal_lm, require_folder
 
     if directory is None:
         return None
     require_folder(directory, "a causal LM of transformers", f"{option} ")
-    if not (directory / "config.json").is_file():
-        raise ValueError(
-            f"{option}: {directory} has no config.json; expected the directory of a causal LM of "
-            "transformers"
-        )
-    return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
+    return load_causal_lm(directory)
 
 
 def _print_text(prompt: str, text: str, decode: Any, result: DecodeResult) -> None:

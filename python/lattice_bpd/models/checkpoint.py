@@ -268,7 +268,7 @@ def load_target(directory: Path, **options: Any) -> PreTrainedModel:
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise FormatError(
-            f"{directory}: the target model cannot be read ({error}); expected the files that "
+            f"{directory}: the model cannot be read ({error}); expected the files that "
             "save_pretrained wrote; save or train the model again"
         ) from error
     load_first_head(base, directory)

@@ -415,7 +415,7 @@ def test_demo_model_is_found_in_the_source_tree_or_here(folder, tmp_path, monkey
         ("tokenizer.json", "{}", "tokenizer.json"),
         ("ngram.lm", None, "ngram.lm"),
         ("ngram.lm", "no LM", "ngram.lm"),
-        ("model.safetensors", None, "the target model cannot be read"),
+        ("model.safetensors", None, "the model cannot be read"),
         ("blockwise_heads.json", None, "blockwise_heads.json"),
         ("demo.json", "{", "demo.json"),
         ("demo.json", "[]", "expected an object of version 1"),
