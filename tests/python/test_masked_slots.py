@@ -180,8 +180,7 @@ def test_torch_on_the_host_and_by_the_way_of_an_accelerator(
     rng: np.random.Generator, lm: NGramLM, log_softmax: bool
 ) -> None:
     torch = pytest.importorskip("torch")
-    from lattice_bpd.lattice.device import top_k_on_device
-    from lattice_bpd.lattice.logits import Candidates
+    from lattice_bpd.lattice.logits import Candidates, top_k_on_device
 
     logits, _, contexts = random_logits(rng)
     expected = rescore_lattice(

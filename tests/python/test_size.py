@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 159, "lines": 28_980, "public names": 108}
+LIMITS = {"files": 157, "lines": 28_930, "public names": 108}
 OPTIONS = 150
 STEP = {"files": 20, "lines": 4_200, "functions": 72}  # by what a step measures
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd.lattice import device as device_module
-from lattice_bpd.lattice.device import (
+from lattice_bpd.lattice import logits as device_module
+from lattice_bpd.lattice.logits import (
     copy_to_device,
     copy_to_host,
     pack_top_k,

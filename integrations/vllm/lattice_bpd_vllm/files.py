@@ -11,7 +11,7 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.mixture import Gates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.checkpoint import has_heads, load_heads
-from lattice_bpd.models.first_head import FIRST_HEAD_FILES
+from lattice_bpd.models.heads import FIRST_HEAD_FILES
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
 _CHAIN_OF_STRATEGY = {

@@ -10,9 +10,8 @@ import numpy as np
 
 from lattice_bpd import _core
 from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
-from lattice_bpd.lattice.device import use_torch_threads
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lattice.logits import select_top_k, use_torch_threads
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
 from lattice_bpd_vllm.draft_lengths import DraftLengths
 from lattice_bpd_vllm.drafting import Chains

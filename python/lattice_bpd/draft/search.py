@@ -13,9 +13,14 @@ from lattice_bpd.draft.config import MAX_NODES
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.search_options import contexts_of
-from lattice_bpd.lattice.device import copy_to_device
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.lattice.logits import Candidates, check_shape, is_torch_tensor, select_top_k
+from lattice_bpd.lattice.logits import (
+    Candidates,
+    check_shape,
+    copy_to_device,
+    is_torch_tensor,
+    select_top_k,
+)
 from lattice_bpd.lattice.sausage import SausageLattice
 from lattice_bpd.lm.ngram import NGramLM, core_of
 from lattice_bpd.token_ids import Int32Array, Int64Array

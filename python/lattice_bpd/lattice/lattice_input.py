@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.lattice.device import use_torch_threads
-from lattice_bpd.lattice.logits import is_torch_tensor, select_top_k
+from lattice_bpd.lattice.logits import is_torch_tensor, select_top_k, use_torch_threads
 from lattice_bpd.token_ids import check_has_values
 
 UnaryScores = Literal["added", "included", "replaced"]

@@ -31,17 +31,15 @@ from transformers import (
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
-from lattice_bpd.models.first_head import (
-    load_first_head,
-    plain_output_embedding,
-    save_first_head,
-)
 from lattice_bpd.models.head_files import HeadFiles, staged_folder
 from lattice_bpd.models.heads import (
     BLOCKWISE_FILES,
     VOCABULARY_FILES,
     BlockwiseHeads,
     VocabularyHeads,
+    load_first_head,
+    plain_output_embedding,
+    save_first_head,
 )
 from lattice_bpd.models.medusa import (
     HEADS_ALONE,

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.first_head import project_states
-from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads
+from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
 from lattice_bpd.models.medusa import MedusaHeads
 from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.vocabulary import check_same_ids

@@ -1,4 +1,4 @@
-"""Training of a network for head 1; see `lattice_bpd.models.first_head`."""
+"""Training of a network for head 1; see `lattice_bpd.models.heads`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.first_head import FirstHead, HeadNetwork
+from lattice_bpd.models.heads import FirstHead, HeadNetwork
 
 
 def first_head_states(embedding: nn.Module, hidden: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ class HeadJob(TextJob):
         num_heads: h of new heads; None: 9, or those of `heads`.
         inner_size: hidden size of new heads; None: the target's.
         first_head: joint and finetune: head 1 has a network of its own, see
-            `lattice_bpd.models.first_head`; None: as in the preset, else no.
+            `lattice_bpd.models.heads`; None: as in the preset, else no.
         preset: name of a paper's training, see `recipes.PRESETS`; its options replace the recipe's.
         train: options of TrainOptions by name; defaults come from the preset or the recipe. The
             default sequence_length is 256, or fewer if the target has fewer positions.
