@@ -165,7 +165,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "no such file"
         raise FileNotFoundError(f"{path}: {found}; expected a tokenizer.json")
-    return read_tokenizer(path)
+    tokenizer: Tokenizer = read_tokenizer(path)
+    return tokenizer
 
 
 def load_causal_lm(path: Path) -> PreTrainedModel:
