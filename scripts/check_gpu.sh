@@ -6,6 +6,8 @@
 #
 # Variables: DEVICE  cuda (default) or cpu
 #            SIZE    full (default): a Llama of 1 B random weights; tiny: for a run on a CPU
+#            SGLANG  a model: then also a server of SGLang on it with draft trees, whose texts are
+#                    compared with those of a plain one (lattice-bpd-sglang; 10 minutes more)
 #            PYTHON  an interpreter that has lattice_bpd and torch (default: .venv/bin/python)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,4 +21,29 @@ status=0
 timeout --kill-after=10 600 "$python" benchmarks/check_gpu.py --device "${DEVICE:-cuda}" \
   --size "${SIZE:-full}" "$@" || status=$?
 [[ $status != 124 ]] || echo "check_gpu: stopped after ten minutes; finished parts are written" >&2
+
+sglang_server() {  # NAME OPTION..: certifies the texts of a server with these options
+  "$python" -m sglang.launch_server --model-path "$SGLANG" --port 30000 "${@:2}" >"$logs/$1.log" 2>&1 &
+  local server=$!
+  for _ in {1..300}; do
+    ! "$python" -c 'import urllib.request as r; r.urlopen("http://127.0.0.1:30000/health")' \
+      2>/dev/null || break
+    sleep 1
+  done
+  "$python" -m lattice_bpd.cli certify --server http://127.0.0.1:30000 --prompts "$logs/prompts.jsonl" \
+    --max-tokens 128 -o "$logs/$1.json" "${certify[@]}" || status=$?
+  kill "$server" && wait "$server" || true
+}
+
+if [[ -n ${SGLANG:-} ]]; then
+  logs=$(mktemp -d)
+  for text in "Write a poem about bees" "Count from one to fifty in words" "What is a prime number?"; do
+    printf '{"prompt": "%s"}\n' "$text"
+  done >"$logs/prompts.jsonl"
+  certify=() && sglang_server plain
+  certify=(--baseline "$logs/plain.json") && sglang_server trees \
+    --speculative-algorithm LATTICE_BPD --speculative-num-draft-tokens 12
+  grep -h "accept len" "$logs/trees.log" | tail -3 || true
+  echo "logs and texts: $logs"
+fi
 exit "$status"
