@@ -4,12 +4,13 @@
     make bench-llm ARGS=--quick                        # 4 minutes
     make bench-llm ARGS="--drafter FOLDER --json F"    # with the n-gram LM and heads of a folder
     make bench-llm ARGS="--model DIR --drafter DIR"    # another model
+    make bench-llm ARGS="--gguf FILE"                  # in llama-cpp-python, if it is installed
 
 The model is SmolLM2-135M-Instruct (`scripts/fetch_smollm2.py`), the drafter by default the n-gram
 LM of its own text in `examples/smollm2`, without heads.
 
 Each prompt is decoded by all lines in random order, in one process. Printed are tokens per call of
-the model, tokens/s relative to transformers' own greedy `generate` on the same prompts (both with
+the model, tokens/s relative to the engine's own greedy decoding of the same prompts (both with
 95 % bootstrap intervals over prompts), the share of texts equal to greedy's and of positions before
 the first difference, all by kind of prompt; milliseconds a call by stage; and how much of greedy's
 output loops (its last 8 tokens occurred earlier) or is copied (its last 4 are in the prompt).
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from corpus import ROOT
-from llm_lines import GREEDY, Line, Run, make_lines, make_llama_cpp_lines
+from llm_lines import Line, Run, make_lines, make_llama_cpp_lines
 from llm_prompts import Prompt, describe_outputs, make_prompt, read_rows
 from machine import describe_machine
 from peer_drafters import CallCounter
@@ -49,7 +50,7 @@ def measure(
 ) -> list[Prompt]:  # fmt: skip
     """Decodes prompts by all lines until the time is over; returns those that were decoded."""
     rng = random.Random(0)
-    greedy = next(line for line in lines if line.name == GREEDY)
+    greedy = lines[0]
     prompts: list[Prompt] = []
     watcher = ConsoleWatcher(make_console(), {"decode": "prompts decoded by all lines"})
     watcher.begin("decode", len(rows))
@@ -107,7 +108,7 @@ def ms_per_call(runs: Sequence[Run]) -> dict[str, float]:
 
 def summarize(lines: Sequence[Line], prompts: Sequence[Prompt]) -> dict[str, Any]:
     """All figures by line, of all prompts and by kind."""
-    greedy = next(line for line in lines if line.name == GREEDY).runs
+    greedy = lines[0].runs
     kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
     groups = {"all": list(range(len(prompts)))}
     groups |= {kind: [i for i, p in enumerate(prompts) if p.kind == kind] for kind in kinds}
@@ -133,8 +134,9 @@ def print_tables(summary: dict[str, Any]) -> None:
     def interval(values: dict[str, float]) -> list[str]:
         return [f"{values['value']:.2f}", f"{values['low']:.2f}-{values['high']:.2f}"]
 
+    first = next(iter(lines))
     print_table(
-        f"all {summary['texts']['all']['prompts']} prompts; speed: tokens/s over {GREEDY}",
+        f"all {summary['texts']['all']['prompts']} prompts; speed: tokens/s over {first}",
         ["", "tokens/call", "95 %", "speed", "95 %", "tokens/s", "equal texts", "positions"],
         [
             [name, *interval(of["all"]["tokens_per_call"]), *interval(of["all"]["speed"]),
@@ -187,7 +189,7 @@ def load_sources(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def choose(lines: Sequence[Line], names: Sequence[str]) -> list[Line]:
-    """The lines of some names, and greedy decoding.
+    """The lines of some names, and the first one, greedy decoding.
 
     Raises:
         SystemExit: there is no line of a name.
@@ -195,7 +197,7 @@ def choose(lines: Sequence[Line], names: Sequence[str]) -> list[Line]:
     known = [line.name for line in lines]
     if missing := [name for name in names if name not in known]:
         raise SystemExit(f"bench_llm: no line {missing[0]!r}; expected some of {'; '.join(known)}")
-    return [line for line in lines if line.name in (GREEDY, *names)]
+    return [line for line in lines if line.name in (lines[0].name, *names)]
 
 
 def fetch_model() -> Path:
@@ -218,9 +220,7 @@ def main() -> None:
     parser.add_argument(
         "--rescorer", metavar="DIR", help="a small causal LM with the same tokenizer"
     )
-    parser.add_argument(
-        "--gguf", metavar="FILE", help="the model for llama-cpp-python, if that is installed"
-    )
+    parser.add_argument("--gguf", metavar="FILE", help="the model, for llama-cpp-python's lines")
     parser.add_argument("--lines", metavar="NAME;..", help="only these lines, besides greedy")
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
     parser.add_argument("--split", default="test", choices=("test", "tuning"))
@@ -235,10 +235,12 @@ def main() -> None:
     folder = args.model or fetch_model()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval()
-    lines, skipped = make_lines(model, load_sources(args), quick=args.quick)
+    sources = load_sources(args)
     if args.gguf:
-        added, why = make_llama_cpp_lines(args.gguf, torch.get_num_threads())
-        lines, skipped = [*lines, *added], {**skipped, **why}
+        skipped: dict[str, str] = {}
+        lines = make_llama_cpp_lines(args.gguf, torch.get_num_threads(), sources.get("lm"))
+    else:
+        lines, skipped = make_lines(model, sources, quick=args.quick)
     if args.lines:
         lines = choose(lines, args.lines.split(";"))
     for name, reason in skipped.items():

@@ -28,7 +28,7 @@ PEERS: dict[str, dict[str, Any]] = {
 }
 HEADS_CHAIN = "transformers assisted, heads"
 BUILT = "drafter of the folder"
-LLAMA_CPP = {"llama.cpp greedy": None, "llama.cpp prompt lookup": 10}  # draft tokens
+LLAMA_CPP = "llama.cpp greedy"
 
 
 class Ours(NamedTuple):
@@ -141,40 +141,47 @@ def make_lines(
     return lines, skipped
 
 
-def make_llama_cpp_lines(gguf: str, threads: int) -> tuple[list[Line], dict[str, str]]:
-    """Greedy decoding and prompt lookup of llama-cpp-python, and why they are left out.
+def make_llama_cpp_lines(gguf: str, threads: int, lm: Any = None) -> list[Line]:
+    """llama-cpp-python's greedy decoding, its prompt lookup, and our drafts.
 
     Args:
-        gguf: the model's file; its weights are those of the others, but may be quantized.
+        gguf: the model's file.
         threads: of llama.cpp.
+        lm: n-gram LM of the model's token ids; None: drafts from the text alone.
     """
-    try:
-        from llama_cpp import Llama
-        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-    except ImportError as error:
-        return [], dict.fromkeys(LLAMA_CPP, f"{error}; pip install llama-cpp-python")
-    lines = []
-    for name, tokens in LLAMA_CPP.items():
-        draft = None if tokens is None else LlamaPromptLookupDecoding(num_pred_tokens=tokens)
-        llama = Llama(  # drafts are verified by the logits of all tokens
-            gguf, n_ctx=4096, n_threads=threads, n_threads_batch=threads, verbose=False,
-            logits_all=draft is not None, draft_model=draft,
-        )  # fmt: skip
-        lines.append(Line(name, _llama_cpp(llama), counts_calls=True))
-    return lines, {}
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    from lattice_bpd_llama_cpp import NGramDraftModel, load
+
+    options = {
+        "n_ctx": 4096, "n_threads": threads, "n_threads_batch": threads, "verbose": False,
+    }  # fmt: skip
+    verifying = Llama(gguf, logits_all=True, **options)
+    vocab_size = verifying.n_vocab()
+    drafts = {
+        "llama.cpp prompt lookup": LlamaPromptLookupDecoding(num_pred_tokens=10),
+        "text, always drafted": NGramDraftModel(vocab_size=vocab_size),
+        "text + LM, always drafted": lm and NGramDraftModel(lm, vocab_size=vocab_size),
+    }
+    models = {LLAMA_CPP: Llama(gguf, **options), "text": load(gguf, **options)}
+    models |= {"text + LM": load(gguf, lm, **options)} if lm else {}
+    lines = [(name, verifying, draft) for name, draft in drafts.items() if draft is not None]
+    lines[:0] = [(name, model, model.draft_model) for name, model in models.items()]
+    return [Line(name, _llama_cpp(model, draft), counts_calls=True) for name, model, draft in lines]
 
 
-def _llama_cpp(llama: Any) -> Decode:
-    inner, calls = llama.eval, [0]
-
-    def count(tokens: Any) -> None:
-        calls[0] += 1
-        inner(tokens)
-
-    llama.eval = count
+def _llama_cpp(llama: Any, draft: Any) -> Decode:
+    inner = llama.eval
 
     def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
-        calls[0], output = 0, []
+        calls, output = [0], []
+
+        def count(tokens: Any) -> None:
+            calls[0] += 1
+            inner(tokens)
+
+        llama.eval, llama.draft_model = count, draft
         llama.reset()  # the prompt is read anew
         for token in llama.generate(prompt, temp=0.0, reset=False):
             output.append(token)

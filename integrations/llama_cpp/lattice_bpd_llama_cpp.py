@@ -1,8 +1,6 @@
 """Drafts for llama.cpp's Python package: a mixture of n-gram LMs and the text so far.
 
-    from llama_cpp import Llama
-    model = Llama("model.gguf", logits_all=True)
-    model.draft_model = NGramDraftModel.of(model, NGramLM.load("corpus.lm"))
+    model = load("model.gguf", NGramLM.load("corpus.lm"), n_ctx=2048)
 
 llama-cpp-python calls its `draft_model` with all tokens so far and verifies the chain that it
 returns. It hands over no hidden states, so draft heads cannot be used there.
@@ -27,8 +25,52 @@ from lattice_bpd.lm.ngram import NGramLM
 _ANY = 1 << 21  # more tokens than any model has
 _ROUNDS = 5  # measurements of each call
 _GOOD = 0.9  # probability of each token of a good draft
-_LEAST_GAIN = 1.02  # in tokens per second by good drafts; less does not pay
+_LEAST_GAIN = 1.15  # in tokens per second by good drafts; many are worse, so less does not pay
 _LOGGER = logging.getLogger(__name__)
+
+
+def load(path: str, lm: NGramLM | None = None, *, num_tokens: int = 10, **options: Any) -> Any:
+    """A `llama_cpp.Llama` with drafts where they pay, else a plain one.
+
+    Loads the model with `logits_all=True` and measures (`NGramDraftModel.of`). The logits of all
+    tokens are computed for drafts only, since they make prompts slower; where no draft pays the
+    model is loaded again without.
+
+    Args:
+        path: the GGUF file.
+        lm: n-gram LM over the model's token ids; None: the text alone.
+        num_tokens: tokens of the longest draft.
+        options: of `Llama`.
+
+    Raises:
+        ImportError: llama-cpp-python is not installed.
+        ValueError: as `NGramDraftModel.of`.
+    """
+    from llama_cpp import Llama
+
+    model: Any = Llama(path, **{**options, "logits_all": True})
+    drafts = NGramDraftModel.of(model, lm, num_tokens=num_tokens)
+    if drafts.pays:
+        model.draft_model = drafts
+    if options.get("logits_all"):
+        return model
+    if not drafts.pays:
+        model.close()
+        return Llama(path, **options)
+    read = model.eval
+
+    def eval_prompt_or_draft(tokens: Sequence[int]) -> None:
+        model._logits_all = len(tokens) <= num_tokens + 1
+        try:
+            read(tokens)
+            if not model._logits_all:  # where log probabilities are read
+                row = model._ctx.get_logits()
+                model.scores[model.n_tokens - 1] = np.ctypeslib.as_array(row, (model.n_vocab(),))
+        finally:
+            model._logits_all = True
+
+    model.eval = eval_prompt_or_draft
+    return model
 
 
 class NGramDraftModel:
@@ -97,8 +139,14 @@ class NGramDraftModel:
             num_tokens: see there.
 
         Raises:
-            ValueError: a model loaded without logits_all=True, or whose context is too short.
+            ValueError: a model loaded without logits_all=True, with recurrent layers, or whose
+                context is too short.
         """
+        if getattr(model, "_is_recurrent", False) or getattr(model, "_is_hybrid", False):
+            raise ValueError(
+                "NGramDraftModel: the model has recurrent layers, whose state cannot drop rejected "
+                "drafts; expected attention layers only: use this model without drafts"
+            )
         if not getattr(model, "_logits_all", True):
             raise ValueError(
                 "NGramDraftModel: the model was loaded without logits_all=True, so it keeps the "

@@ -195,9 +195,14 @@ def test_llama_cpp_lines(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     class Llama:
+        draft_model: Any = None
+
         def __init__(self, path: str, **options: Any) -> None:
-            made.append((path, options))
+            made.append((path, options.get("logits_all", False)))
             self.tokens: list[int] = []
+
+        def n_vocab(self) -> int:
+            return 10
 
         def reset(self) -> None:
             self.tokens = []
@@ -216,16 +221,15 @@ def test_llama_cpp_lines(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
                 self.eval([0])
 
     lines = importlib.import_module("llm_lines")
-    assert lines.make_llama_cpp_lines("m.gguf", 2)[0] == []  # not installed: left out, and why
     parts: dict[str, Any] = {"num_pred_tokens": 0}
     speculative = SimpleNamespace(LlamaPromptLookupDecoding=lambda **given: parts | given)
     monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Llama))
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", speculative)
-    (greedy, lookup), skipped = lines.make_llama_cpp_lines("m.gguf", 2)
-    assert not skipped
-    assert [(path, of["logits_all"], of["draft_model"]) for path, of in made] == [
-        ("m.gguf", False, None), ("m.gguf", True, {"num_pred_tokens": 10}),
-    ]  # fmt: skip
+    monkeypatch.setattr("lattice_bpd_llama_cpp.load", Llama)  # which loads as it pays
+    greedy, text, lookup, always = lines.make_llama_cpp_lines("m.gguf", 2)
+    assert (greedy.name, text.name) == ("llama.cpp greedy", "text")
+    assert (lookup.name, always.name) == ("llama.cpp prompt lookup", "text, always drafted")
+    assert made == [("m.gguf", True), ("m.gguf", False), ("m.gguf", False)]
     counter: Any = SimpleNamespace(reset=lambda: None)
     for _ in range(2):
         run = greedy.run([5] * 6, 10, counter)

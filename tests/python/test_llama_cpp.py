@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 import lattice_bpd_llama_cpp
 from lattice_bpd import NGramLM
-from lattice_bpd_llama_cpp import NGramDraftModel, measure_costs
+from lattice_bpd_llama_cpp import NGramDraftModel, load, measure_costs
 
 CYCLE = [3, 1, 4, 1, 5, 9, 2, 6]
 DraftModel = Callable[..., npt.NDArray[np.intc]]  # llama_cpp.llama_speculative.LlamaDraftModel
@@ -155,7 +157,67 @@ def test_calls_are_measured_at_start(
     assert drafts(context).tolist()[:5] == ([1, 5, 9, 2, 6] if times is ON_GPU else [])
 
 
-@pytest.mark.parametrize("slope", [0.01, 0.3, 0.6, 0.7])
+class Engine(Clock):
+    """A `Llama` that is loaded from a path; `asked`: logits of all tokens, of each call."""
+
+    def __init__(self, path: str, *, logits_all: bool = False, n_ctx: int = 64) -> None:
+        super().__init__({"cpu": ON_CPU, "gpu": ON_GPU}[path], logits_all)
+        self.asked: list[bool] = []
+        self.draft_model: Any = None
+        self.is_closed = False
+        self.scores = np.zeros((n_ctx, 10), np.float32)
+        row = np.arange(10, dtype=np.float32)
+        self._ctx = SimpleNamespace(
+            get_logits=lambda: row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        )
+
+    def eval(self, tokens: list[int]) -> None:
+        super().eval(tokens)
+        self.asked.append(self._logits_all)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("logits_all", [False, True])
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+def test_a_model_is_loaded_with_drafts_where_they_pay(
+    machine: str, logits_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else as a plain one. The logits of all tokens are for drafts, unless they are asked for."""
+    made: list[Engine] = []
+
+    def make(path: str, **options: Any) -> Engine:
+        made.append(Engine(path, **options))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=make))
+    monkeypatch.setattr(lattice_bpd_llama_cpp.time, "perf_counter", lambda: made[-1].now)
+    options = {"logits_all": True} if logits_all else {}
+    model = load(machine, n_ctx=48, **options)
+    assert model is made[-1]
+    assert [one.is_closed for one in made] == ([True, False] if len(made) == 2 else [False])
+    assert (len(made) == 2) == (machine == "cpu" and not logits_all)
+    assert (model.draft_model is not None) == (machine == "gpu")
+    assert model._logits_all == (logits_all or machine == "gpu")
+    model.asked.clear()
+    model.eval([1] * 20)
+    assert model.asked == [logits_all]  # a prompt
+    assert model.scores[19].tolist() == (
+        [*range(10)] if model._logits_all != logits_all else [0] * 10
+    )
+    model.eval([1] * 11)
+    assert model.asked[1:] == [model._logits_all]
+
+
+def test_models_with_a_recurrent_state_are_refused() -> None:
+    model = Clock(ON_GPU)
+    model._is_hybrid = True  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="recurrent layers, whose state cannot drop rejected"):
+        NGramDraftModel.of(model)
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.3, 0.5, 0.6])
 def test_drafts_are_as_long_as_pays(slope: float, lm: NGramLM) -> None:
     """The length of most expected tokens per second, of all lengths."""
     costs = [1.0 + slope * n for n in range(6)]
