@@ -126,8 +126,7 @@ def time_calls(subject: Subject, rounds: int) -> list[dict[str, Any]]:
 
     from lattice_bpd.verify import CausalLMTarget, PrefixTree
     from lattice_bpd.verify import verify_trees as verify
-    from lattice_bpd.verify.batch_cache import BatchCache
-    from lattice_bpd.verify.stacked_cache import StackedCache
+    from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 
     target = CausalLMTarget(subject.model)
     shapes = [("tree", n) for n in (1, 9, 18, 36, 72, 144)] + [("rows", n) for n in (36, 144)]

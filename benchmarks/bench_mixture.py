@@ -73,7 +73,7 @@ def time_steps(steps: Any, lm: NGramLM, nodes: int, *, heads: bool) -> Times:
         tree = _core.search_mixtures([of_text], [nodes], nodes, False, *arrays)[0]
         seconds.append(time.perf_counter() - begin)
         if step < 20:
-            check_tree(PrefixTree._of(tree), nodes)
+            check_tree(PrefixTree.of(tree), nodes)
     return summarize(seconds)
 
 

@@ -184,7 +184,7 @@ class Bench:
         measured = time_in_turns(
             [
                 Contender(
-                    lambda arguments: _core.tree_of_candidates(*arguments),
+                    lambda arguments: _core.find_trees(*arguments),
                     [tree_arguments(part, self.lm, size) for part in parts],
                 )
                 for size in sizes

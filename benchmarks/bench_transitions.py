@@ -41,27 +41,27 @@ class Searches:
 
     def __init__(self, lattices: Lattices, transitions: Any, lm: NGramLM, way: str) -> None:
         has_transitions, self.normalization = WAYS[way]
-        token_ids, scores, *rest = rescore_arguments(lattices, lm, DRAFTS, "fused")
+        (token_ids, scores), *rest = rescore_arguments(lattices, lm, DRAFTS, "fused")
         self.arrays = (token_ids, scores, transitions if has_transitions else None)
         self.common = rest[:4]  # LM, contexts, offsets, bos
 
     def find_list(self, engine: str = "fused") -> tuple[Any, ...]:
         """The best drafts."""
-        return _core.rescore_sausages(
-            _core.sausages_of(*self.arrays), *self.common, DRAFTS, 1.0, engine, 1, [],
+        return _core.rescore(
+            _core.sausages_of(*self.arrays), *self.common, DRAFTS, 1.0, engine, 1,
             self.normalization,
         )  # fmt: skip
 
     def find_tree(self) -> tuple[Any, ...]:
         """The most probable prefixes."""
-        return _core.tree_of_sausages(
-            _core.sausages_of(*self.arrays), *self.common, NODES, 1.0, 1, [], self.normalization
+        return _core.find_trees(
+            _core.sausages_of(*self.arrays), *self.common, NODES, 1.0, 1, self.normalization
         )
 
     def find_chain(self) -> tuple[Any, ...]:
         """The draft of greatest expected accept length."""
-        return _core.chains_of_sausages(
-            _core.sausages_of(*self.arrays), *self.common, 1.0, 1, [], False, self.normalization
+        return _core.find_chains(
+            _core.sausages_of(*self.arrays), *self.common, 1.0, 1, False, self.normalization
         )
 
 

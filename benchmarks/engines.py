@@ -27,7 +27,7 @@ def engine_contender(
 ) -> Contender:
     """The core's call alone: arguments are made before."""
     made = [rescore_arguments(part, lm, num_drafts, engine, threads) for part in parts]
-    return Contender(lambda arguments: _core.rescore_candidates(*arguments), made, slow)
+    return Contender(lambda arguments: _core.rescore(*arguments), made, slow)
 
 
 def time_fused(lms: list[NGramLM], lattices: Lattices, num_drafts: int, rounds: int) -> list[Times]:

@@ -70,11 +70,11 @@ def draw_lattices(
 def rescore_arguments(
     lattices: Lattices, lm: NGramLM, num_drafts: int, engine: str, threads: int = 1
 ) -> tuple[Any, ...]:
-    """What the core's `rescore_candidates` takes."""
+    """What the core's `rescore` takes."""
     count, length = lattices.contexts.shape
     offsets = np.arange(count + 1, dtype=np.int64) * length
     context = lattices.contexts.reshape(-1)
-    arrays = (lattices.token_ids, lattices.scores, lm._core, context, offsets)
+    arrays = ((lattices.token_ids, lattices.scores), lm._core, context, offsets)
     return (*arrays, True, num_drafts, 1.0, engine, threads)
 
 
@@ -82,14 +82,14 @@ def rescore(
     lattices: Lattices, lm: NGramLM, num_drafts: int, engine: str, threads: int = 1
 ) -> tuple[Any, ...]:
     """Token ids (N, p, H), scores (N, p) and counts (N,) by one call of the core."""
-    arrays: tuple[Any, ...] = _core.rescore_candidates(
+    arrays: tuple[Any, ...] = _core.rescore(
         *rescore_arguments(lattices, lm, num_drafts, engine, threads)
     )
     return arrays
 
 
 def tree_arguments(lattices: Lattices, lm: NGramLM, max_nodes: int) -> tuple[Any, ...]:
-    """What the core's `tree_of_candidates` takes."""
+    """What the core's `find_trees` takes."""
     *arrays, bos, _, alpha, _, threads = rescore_arguments(lattices, lm, 1, "fused")
     return (*arrays, bos, max_nodes, alpha, threads)
 

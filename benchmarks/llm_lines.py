@@ -14,7 +14,7 @@ from peer_drafters import CallCounter, generate_with_transformers
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from lattice_bpd.decode import generate, load_drafter
-from lattice_bpd.decode.state.heads import HiddenStateHeads, as_draft_heads
+from lattice_bpd.decode.state.model import HiddenStateHeads, as_draft_heads
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.verify import CausalLMTarget

@@ -14,7 +14,8 @@ import argparse
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lattice_bpd.decode import generate
-from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
+from lattice_bpd.decode.drafters.mixture import MixtureDrafter
+from lattice_bpd.draft.mixture import TextStore
 
 TEMPLATES = (
     "Write a short product description for {}, with three bullet points.",

@@ -54,7 +54,7 @@ class Search(NamedTuple):
         if self.mixture:
             search_mixtures(lattices, lm)
         elif self.tree:
-            _core.tree_of_candidates(*tree_arguments(lattices, lm, 36))
+            _core.find_trees(*tree_arguments(lattices, lm, 36))
         else:
             rescore(lattices, lm, 16, "fused")
 

@@ -13,8 +13,6 @@ namespace py = pybind11;
 namespace lattice_bpd {
 namespace {
 
-using Sausages = std::vector<const Sausage*>;
-
 // token_ids (batch, num_drafts, slots), scores (batch, num_drafts), counts (batch,).
 using DraftArrays = std::tuple<py::array_t<TokenId>, py::array_t<float>, py::array_t<std::int32_t>>;
 
@@ -62,145 +60,92 @@ TreeArrays ToArrays(TreeBatch batch, int max_nodes, std::size_t num_slots) {
                     ToArray(std::move(batch.leaf_paths), {rows, leaves, slots}));
 }
 
-DraftArrays Rescore(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,
-                    const DraftOptions& options, int threads) {
-  CheckNumDrafts(options.num_drafts);  // before arrays of that size
-  const auto rows = static_cast<py::ssize_t>(lattices.size());
-  const auto slots = static_cast<py::ssize_t>(lattices.num_slots());
-  py::array_t<TokenId> token_ids({rows, py::ssize_t{options.num_drafts}, slots});
-  py::array_t<float> scores({rows, py::ssize_t{options.num_drafts}});
+DraftArrays Rescore(const Lattices& lattices, const LmOrNone& lm, const Array<TokenId>& contexts,
+                    const Array<std::int64_t>& offsets, bool bos, int num_drafts, double alpha,
+                    const std::string& engine, int threads, const std::string& normalization) {
+  const LatticeBatch batch = ToBatch(lattices);
+  const ContextsView view = {ToSpan(contexts), ToSpan(offsets), bos};
+  const DraftOptions options = {num_drafts, alpha, ParseEngine(engine),
+                                ParseNormalization(normalization)};
+  CheckNumDrafts(num_drafts);  // before arrays of that size
+  const auto rows = static_cast<py::ssize_t>(batch.size());
+  const auto slots = static_cast<py::ssize_t>(batch.num_slots());
+  py::array_t<TokenId> token_ids({rows, py::ssize_t{num_drafts}, slots});
+  py::array_t<float> scores({rows, py::ssize_t{num_drafts}});
   py::array_t<std::int32_t> counts(rows);
   const DraftRows out{token_ids.mutable_data(), scores.mutable_data(), counts.mutable_data()};
   {
     const py::gil_scoped_release release;
-    FindDraftBatch(lattices, Get(lm), contexts, options, threads, out);
+    FindDraftBatch(batch, Get(lm), view, options, threads, out);
   }
   return {std::move(token_ids), std::move(scores), std::move(counts)};
 }
 
-TreeArrays FindTrees(const LatticeBatch& lattices, const LmOrNone& lm, const ContextsView& contexts,
-                     double alpha, int max_nodes, int threads,
-                     Normalization normalization = Normalization::kGlobal) {
-  TreeBatch batch;
+TreeArrays FindTrees(const Lattices& lattices, const LmOrNone& lm, const Array<TokenId>& contexts,
+                     const Array<std::int64_t>& offsets, bool bos, int max_nodes, double alpha,
+                     int threads, const std::string& normalization) {
+  const LatticeBatch batch = ToBatch(lattices);
+  const ContextsView view = {ToSpan(contexts), ToSpan(offsets), bos};
+  const Normalization normalized = ParseNormalization(normalization);
+  TreeBatch trees;
   {
     const py::gil_scoped_release release;
-    batch = FindTreeBatch(lattices, Get(lm), contexts, alpha, max_nodes, threads, normalization);
+    trees = FindTreeBatch(batch, Get(lm), view, alpha, max_nodes, threads, normalized);
   }
-  return ToArrays(std::move(batch), max_nodes, lattices.num_slots());
+  return ToArrays(std::move(trees), max_nodes, batch.num_slots());
 }
 
-ChainObjective ObjectiveOf(bool is_walk) {
-  return is_walk ? ChainObjective::kGreedyWalk : ChainObjective::kAcceptLength;
-}
-
-ChainArrays FindChains(const LatticeBatch& lattices, const LmOrNone& lm,
-                       const ContextsView& contexts, const ChainOptions& options, int threads) {
-  ChainBatch batch;
+ChainArrays FindChains(const Lattices& lattices, const LmOrNone& lm,
+                       const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
+                       bool bos, double alpha, int threads, bool is_walk,
+                       const std::string& normalization) {
+  const LatticeBatch batch = ToBatch(lattices);
+  const ContextsView view = {ToSpan(contexts), ToSpan(offsets), bos};
+  const ChainOptions options = {
+      alpha, is_walk ? ChainObjective::kGreedyWalk : ChainObjective::kAcceptLength,
+      ParseNormalization(normalization)};
+  ChainBatch chains;
   {
     const py::gil_scoped_release release;
-    batch = FindChainBatch(lattices, Get(lm), contexts, options, threads);
+    chains = FindChainBatch(batch, Get(lm), view, options, threads);
   }
-  const auto rows = static_cast<py::ssize_t>(batch.counts.size());
-  const auto slots = static_cast<py::ssize_t>(batch.num_slots);
-  return ChainArrays(ToArray(std::move(batch.token_ids), {rows, 1, slots}),
-                     ToArray(std::move(batch.accept_lengths), {rows, 1}),
-                     ToArray(std::move(batch.counts)),
-                     ToArray(std::move(batch.log_probs), {rows, 1, slots}));
+  const auto rows = static_cast<py::ssize_t>(chains.counts.size());
+  const auto slots = static_cast<py::ssize_t>(chains.num_slots);
+  return ChainArrays(ToArray(std::move(chains.token_ids), {rows, 1, slots}),
+                     ToArray(std::move(chains.accept_lengths), {rows, 1}),
+                     ToArray(std::move(chains.counts)),
+                     ToArray(std::move(chains.log_probs), {rows, 1, slots}));
 }
 
-DraftArrays RescoreCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
-                              const LmOrNone& lm, const Array<TokenId>& contexts,
-                              const Array<std::int64_t>& offsets, bool bos, int num_drafts,
-                              double alpha, const std::string& engine, int threads) {
-  return Rescore(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
-                 {num_drafts, alpha, ParseEngine(engine)}, threads);
-}
-
-DraftArrays RescoreSausages(const Sausages& sausages, const LmOrNone& lm,
-                            const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                            bool bos, int num_drafts, double alpha, const std::string& engine,
-                            int threads, const std::string& normalization) {
-  return Rescore(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos},
-                 {num_drafts, alpha, ParseEngine(engine), ParseNormalization(normalization)},
-                 threads);
-}
-
-TreeArrays TreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
-                            const LmOrNone& lm, const Array<TokenId>& contexts,
-                            const Array<std::int64_t>& offsets, bool bos, int max_nodes,
-                            double alpha, int threads) {
-  return FindTrees(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
-                   alpha, max_nodes, threads);
-}
-
-TreeArrays TreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
-                          const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                          bool bos, int max_nodes, double alpha, int threads,
-                          const std::string& normalization) {
-  return FindTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos}, alpha, max_nodes,
-                   threads, ParseNormalization(normalization));
-}
-
-ChainArrays ChainsOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
-                               const LmOrNone& lm, const Array<TokenId>& contexts,
-                               const Array<std::int64_t>& offsets, bool bos, double alpha,
-                               int threads, bool is_walk) {
-  return FindChains(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
-                    {alpha, ObjectiveOf(is_walk)}, threads);
-}
-
-ChainArrays ChainsOfSausages(const Sausages& sausages, const LmOrNone& lm,
-                             const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                             bool bos, double alpha, int threads, bool is_walk,
-                             const std::string& normalization) {
-  return FindChains(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos},
-                    {alpha, ObjectiveOf(is_walk), ParseNormalization(normalization)}, threads);
-}
-
-SampleArrays SampleTrees(const LatticeBatch& lattices, const LmOrNone& lm,
-                         const ContextsView& contexts, double alpha, int max_nodes,
-                         const Noise& noise, int threads,
-                         Normalization normalization = Normalization::kGlobal) {
+SampleArrays SampleTrees(const Lattices& lattices, const LmOrNone& lm,
+                         const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
+                         bool bos, int max_nodes, double alpha, const Noise& noise, int threads,
+                         const std::string& normalization) {
+  const LatticeBatch batch = ToBatch(lattices);
+  const ContextsView view = {ToSpan(contexts), ToSpan(offsets), bos};
   const auto& [keys, positions, shared, sharpness] = noise;
   SampleOptions options;
   options.alpha = alpha;
-  options.normalization = normalization;
+  options.normalization = ParseNormalization(normalization);
   options.max_nodes = max_nodes;
   options.use = shared ? NoiseUse::kShared : NoiseUse::kIndependent;
   options.sharpness = sharpness;
-  SampledTreeBatch batch;
+  SampledTreeBatch trees;
   {
     const Span<std::uint64_t> key_span = ToSpan(keys), position_span = ToSpan(positions);
     const py::gil_scoped_release release;
-    batch = SampleTreeBatch(lattices, Get(lm), contexts, options, key_span, position_span, threads);
+    trees = SampleTreeBatch(batch, Get(lm), view, options, key_span, position_span, threads);
   }
-  const auto rows = static_cast<py::ssize_t>(batch.counts.size());
-  const auto slots = static_cast<py::ssize_t>(lattices.num_slots());
-  const auto width = static_cast<py::ssize_t>(batch.width);
-  return SampleArrays(ToArray(std::move(batch.token_ids), {rows, max_nodes}),
-                      ToArray(std::move(batch.parents), {rows, max_nodes}),
-                      ToArray(std::move(batch.depths), {rows, max_nodes}),
-                      ToArray(std::move(batch.log_probs), {rows, max_nodes}),
-                      ToArray(std::move(batch.counts)),
-                      ToArray(std::move(batch.slot_token_ids), {rows, slots, width}),
-                      ToArray(std::move(batch.child_probs), {rows, max_nodes + 1, width}));
-}
-
-SampleArrays SampleTreeOfCandidates(const Array<TokenId>& token_ids, const Array<float>& scores,
-                                    const LmOrNone& lm, const Array<TokenId>& contexts,
-                                    const Array<std::int64_t>& offsets, bool bos, int max_nodes,
-                                    double alpha, const Noise& noise, int threads) {
-  return SampleTrees(ToCandidates(token_ids, scores), lm, {ToSpan(contexts), ToSpan(offsets), bos},
-                     alpha, max_nodes, noise, threads);
-}
-
-SampleArrays SampleTreeOfSausages(const Sausages& sausages, const LmOrNone& lm,
-                                  const Array<TokenId>& contexts,
-                                  const Array<std::int64_t>& offsets, bool bos, int max_nodes,
-                                  double alpha, const Noise& noise, int threads,
-                                  const std::string& normalization) {
-  return SampleTrees(sausages, lm, {ToSpan(contexts), ToSpan(offsets), bos}, alpha, max_nodes,
-                     noise, threads, ParseNormalization(normalization));
+  const auto rows = static_cast<py::ssize_t>(trees.counts.size());
+  const auto slots = static_cast<py::ssize_t>(batch.num_slots());
+  const auto width = static_cast<py::ssize_t>(trees.width);
+  return SampleArrays(ToArray(std::move(trees.token_ids), {rows, max_nodes}),
+                      ToArray(std::move(trees.parents), {rows, max_nodes}),
+                      ToArray(std::move(trees.depths), {rows, max_nodes}),
+                      ToArray(std::move(trees.log_probs), {rows, max_nodes}),
+                      ToArray(std::move(trees.counts)),
+                      ToArray(std::move(trees.slot_token_ids), {rows, slots, width}),
+                      ToArray(std::move(trees.child_probs), {rows, max_nodes + 1, width}));
 }
 
 DraftArrays RescoreFst(const py::bytes& acceptor, const LmOrNone& lm, const Array<TokenId>& context,
@@ -227,35 +172,19 @@ py::array_t<std::uint8_t> AncestorMask(const Array<std::int32_t>& parents, py::s
 }  // namespace
 
 void BindDraft(py::module_& m) {
-  m.def("rescore_candidates", &RescoreCandidates, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
-        py::arg("offsets").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
-        py::arg("engine"), py::arg("threads"));
-  m.def("rescore_sausages", &RescoreSausages, py::arg("sausages"), py::arg("lm"),
+  m.def("rescore", &Rescore, py::arg("lattices").noconvert(), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("num_drafts"), py::arg("alpha"), py::arg("engine"), py::arg("threads"),
         py::arg("normalization") = "global");
-  m.def("tree_of_candidates", &TreeOfCandidates, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
-        py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
-        py::arg("threads"));
-  m.def("tree_of_sausages", &TreeOfSausages, py::arg("sausages"), py::arg("lm"),
+  m.def("find_trees", &FindTrees, py::arg("lattices").noconvert(), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("max_nodes"), py::arg("alpha"), py::arg("threads"),
         py::arg("normalization") = "global");
-  m.def("chains_of_candidates", &ChainsOfCandidates, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
-        py::arg("offsets").noconvert(), py::arg("bos"), py::arg("alpha"), py::arg("threads"),
-        py::arg("is_walk") = false);
-  m.def("chains_of_sausages", &ChainsOfSausages, py::arg("sausages"), py::arg("lm"),
+  m.def("find_chains", &FindChains, py::arg("lattices").noconvert(), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("alpha"), py::arg("threads"), py::arg("is_walk") = false,
         py::arg("normalization") = "global");
-  m.def("sample_tree_of_candidates", &SampleTreeOfCandidates, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts").noconvert(),
-        py::arg("offsets").noconvert(), py::arg("bos"), py::arg("max_nodes"), py::arg("alpha"),
-        py::arg("noise"), py::arg("threads"));
-  m.def("sample_tree_of_sausages", &SampleTreeOfSausages, py::arg("sausages"), py::arg("lm"),
+  m.def("sample_trees", &SampleTrees, py::arg("lattices").noconvert(), py::arg("lm"),
         py::arg("contexts").noconvert(), py::arg("offsets").noconvert(), py::arg("bos"),
         py::arg("max_nodes"), py::arg("alpha"), py::arg("noise"), py::arg("threads"),
         py::arg("normalization") = "global");

@@ -163,105 +163,58 @@ struct FlatContexts {
   std::vector<std::int64_t> offsets = {0};
 };
 
-// Candidates (batch, slots, top_k); contexts that end in the exact token.
-std::vector<PrefixTree> SearchTreesOf(const Array<TokenId>& token_ids, const Array<float>& scores,
-                                      const LmOrNone& lm, const Contexts& contexts,
-                                      const MaxDepths& max_depths, int max_nodes, double alpha,
-                                      int threads) {
-  const CandidatesView candidates = ToCandidates(token_ids, scores);
+// Prefix trees of lattices below contexts that end in the exact token: the most probable prefixes
+// ("tree"), `number` of them, as many best drafts ("drafts"), or the draft of greatest expected
+// accept length ("chain").
+std::vector<PrefixTree> SearchPrefixTrees(const Lattices& lattices, const LmOrNone& lm,
+                                          const Contexts& contexts, const MaxDepths& max_depths,
+                                          const std::string& kind, int number, double alpha,
+                                          const std::string& normalization, int threads) {
+  const LatticeBatch batch = ToBatch(lattices);
   const FlatContexts flat(contexts);
+  const Normalization normalized = ParseNormalization(normalization);
   const py::gil_scoped_release release;
-  return SearchTrees(candidates, Get(lm), flat.view(), max_depths, alpha, max_nodes, threads);
-}
-
-std::vector<PrefixTree> SearchDraftsOf(const Array<TokenId>& token_ids, const Array<float>& scores,
-                                       const LmOrNone& lm, const Contexts& contexts,
-                                       const MaxDepths& max_depths, int num_drafts, double alpha,
-                                       int threads) {
-  const CandidatesView candidates = ToCandidates(token_ids, scores);
-  const FlatContexts flat(contexts);
-  const py::gil_scoped_release release;
-  return SearchDrafts(candidates, Get(lm), flat.view(), max_depths,
-                      {num_drafts, alpha, Engine::kAuto}, threads);
-}
-
-std::vector<PrefixTree> SearchChainsOf(const Array<TokenId>& token_ids, const Array<float>& scores,
-                                       const LmOrNone& lm, const Contexts& contexts,
-                                       const MaxDepths& max_depths, double alpha, int threads) {
-  const CandidatesView candidates = ToCandidates(token_ids, scores);
-  const FlatContexts flat(contexts);
-  const py::gil_scoped_release release;
-  return SearchChains(candidates, Get(lm), flat.view(), max_depths, {alpha}, threads);
-}
-
-// Drafts of lattices that are cut to max_lengths slots.
-std::vector<std::vector<TokenId>> DraftChainsOf(const Array<TokenId>& token_ids,
-                                                const Array<float>& scores, const LmOrNone& lm,
-                                                const Contexts& contexts,
-                                                const MaxDepths& max_lengths, double alpha,
-                                                float temperature, double least_log_prob,
-                                                int threads) {
-  CandidatesView candidates = ToCandidates(token_ids, scores);
-  if (max_lengths.size() != candidates.batch) {
-    throw ValueError(StrCat("found ", max_lengths.size(), " maximum lengths for ", candidates.batch,
-                            " lattices; expected one for each"));
+  if (kind == "tree") {
+    return SearchTrees(batch, Get(lm), flat.view(), max_depths, alpha, number, threads, normalized);
   }
-  if (!(temperature > 0.0f)) {
-    throw ValueError(StrCat("temperature is ", temperature, "; expected above 0"));
+  if (kind == "drafts") {
+    return SearchDrafts(batch, Get(lm), flat.view(), max_depths,
+                        {number, alpha, Engine::kAuto, normalized}, threads);
   }
-  candidates.max_slots = max_lengths.data();
-  candidates.temperature = temperature;
-  const FlatContexts flat(contexts);
-  const py::gil_scoped_release release;
-  return FindChainDrafts(candidates, Get(lm), flat.view(), {alpha}, least_log_prob, threads);
+  if (kind != "chain") {
+    throw ValueError(StrCat("found kind ", kind, "; expected tree, drafts or chain"));
+  }
+  return SearchChains(batch, Get(lm), flat.view(), max_depths,
+                      {alpha, ChainObjective::kAcceptLength, normalized}, threads);
 }
 
-using Sausages = std::vector<const Sausage*>;
-
-// The same of lattices that have been built, with a normalization.
-std::vector<PrefixTree> SearchTreesOfSausages(const Sausages& sausages, const LmOrNone& lm,
-                                              const Contexts& contexts, const MaxDepths& max_depths,
-                                              int max_nodes, double alpha,
+// The tokens of the chains. Candidates may be cut to max_lengths slots, and divided by a
+// temperature; other lattices are taken as they are.
+std::vector<std::vector<TokenId>> DraftChains(const Lattices& lattices, const LmOrNone& lm,
+                                              const Contexts& contexts,
+                                              const MaxDepths& max_lengths, double alpha,
+                                              float temperature, double least_log_prob,
                                               const std::string& normalization, int threads) {
+  const auto* arrays = std::get_if<CandidateArrays>(&lattices);
+  CandidatesView candidates;
+  if (arrays != nullptr) {
+    candidates = ToCandidates(arrays->first, arrays->second);
+    if (max_lengths.size() != candidates.batch) {
+      throw ValueError(StrCat("found ", max_lengths.size(), " maximum lengths for ",
+                              candidates.batch, " lattices; expected one for each"));
+    }
+    if (!(temperature > 0.0f)) {
+      throw ValueError(StrCat("temperature is ", temperature, "; expected above 0"));
+    }
+    candidates.max_slots = max_lengths.data();
+    candidates.temperature = temperature;
+  }
+  const LatticeBatch batch = arrays != nullptr ? LatticeBatch(candidates) : ToBatch(lattices);
   const FlatContexts flat(contexts);
+  const ChainOptions options = {alpha, ChainObjective::kAcceptLength,
+                                ParseNormalization(normalization)};
   const py::gil_scoped_release release;
-  return SearchTrees(sausages, Get(lm), flat.view(), max_depths, alpha, max_nodes, threads,
-                     ParseNormalization(normalization));
-}
-
-std::vector<PrefixTree> SearchDraftsOfSausages(const Sausages& sausages, const LmOrNone& lm,
-                                               const Contexts& contexts,
-                                               const MaxDepths& max_depths, int num_drafts,
-                                               double alpha, const std::string& normalization,
-                                               int threads) {
-  const FlatContexts flat(contexts);
-  const py::gil_scoped_release release;
-  return SearchDrafts(sausages, Get(lm), flat.view(), max_depths,
-                      {num_drafts, alpha, Engine::kAuto, ParseNormalization(normalization)},
-                      threads);
-}
-
-std::vector<PrefixTree> SearchChainsOfSausages(const Sausages& sausages, const LmOrNone& lm,
-                                               const Contexts& contexts,
-                                               const MaxDepths& max_depths, double alpha,
-                                               const std::string& normalization, int threads) {
-  const FlatContexts flat(contexts);
-  const py::gil_scoped_release release;
-  return SearchChains(sausages, Get(lm), flat.view(), max_depths,
-                      {alpha, ChainObjective::kAcceptLength, ParseNormalization(normalization)},
-                      threads);
-}
-
-std::vector<std::vector<TokenId>> DraftChainsOfSausages(const Sausages& sausages,
-                                                        const LmOrNone& lm,
-                                                        const Contexts& contexts, double alpha,
-                                                        const std::string& normalization,
-                                                        double least_log_prob, int threads) {
-  const FlatContexts flat(contexts);
-  const py::gil_scoped_release release;
-  return FindChainDrafts(sausages, Get(lm), flat.view(),
-                         {alpha, ChainObjective::kAcceptLength, ParseNormalization(normalization)},
-                         least_log_prob, threads);
+  return FindChainDrafts(batch, Get(lm), flat.view(), options, least_log_prob, threads);
 }
 
 using Buffers = std::vector<Array<std::uint8_t>>;
@@ -299,6 +252,7 @@ void CopySlotsOf(Buffers from, const std::vector<std::size_t>& rows, Buffers to,
 void BindVerify(py::module_& m) {
   py::class_<PrefixTree>(m, "PrefixTree", "Drafts of one sequence; every shared prefix once.")
       .def(py::init(&OfParents), py::arg("token_ids"), py::arg("parents"))
+      .def(py::init<const PrefixTree&>(), py::arg("tree"))
       .def_static("of_nodes", &OfNodes<std::int32_t>, py::arg("exact_token"),
                   py::arg("token_ids").noconvert(), py::arg("parents").noconvert(),
                   py::arg("max_depth"), py::arg("log_probs") = py::none())
@@ -314,7 +268,6 @@ void BindVerify(py::module_& m) {
       .def_property_readonly("parents", &PrefixTree::parents)
       .def_property_readonly("depths", &PrefixTree::depths)
       .def_property_readonly("max_depth", &PrefixTree::max_depth)
-      .def_property_readonly("num_leaves", &PrefixTree::num_leaves)
       .def_property_readonly("log_probs", &NodeLogProbs)
       .def_property_readonly("exact_token",
                              [](const PrefixTree& tree) {
@@ -332,16 +285,12 @@ void BindVerify(py::module_& m) {
                                }
                                return range;
                              })
-      .def("cut", &PrefixTree::Cut, py::arg("count"), py::arg("max_depth"))
-      .def(
-          "kept",
-          [](const PrefixTree& tree, const std::vector<std::int64_t>& written) {
-            std::vector<std::uint8_t> kept = tree.Kept(written);
-            return ToArray(std::move(kept));
-          },
-          py::arg("written"))
-      .def("count_repeats", &PrefixTree::CountRepeats)
-      .def("paths", &PrefixTree::Paths)
+      .def("first_nodes", &PrefixTree::Cut, py::arg("count"), py::arg("max_depth"))
+      .def("count_repeats", &PrefixTree::CountRepeats,
+           "Equal adjacent tokens, and all adjacent tokens, in nodes 0, 1, 2, ..; exact token 7 and "
+           "draft 7 9 9 4 have 2 of 4.")
+      .def("count_leaves", &PrefixTree::num_leaves, "Number of paths.")
+      .def("list_paths", &PrefixTree::Paths, "The nodes from node 0 to each leaf, sorted by leaf.")
       .def(
           "child",
           [](const PrefixTree& tree, NodeNumber node, std::int64_t token_id) {
@@ -355,31 +304,13 @@ void BindVerify(py::module_& m) {
             tree.CheckNode(node);
             return tree.ChildTokens(node);
           },
-          py::arg("node"));
-  m.def("search_trees", &SearchTreesOf, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
-        py::arg("max_nodes"), py::arg("alpha"), py::arg("threads") = 0);
-  m.def("search_drafts", &SearchDraftsOf, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
-        py::arg("num_drafts"), py::arg("alpha"), py::arg("threads") = 0);
-  m.def("search_chains", &SearchChainsOf, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_depths"),
-        py::arg("alpha"), py::arg("threads") = 0);
-  m.def("draft_chains", &DraftChainsOf, py::arg("token_ids").noconvert(),
-        py::arg("scores").noconvert(), py::arg("lm"), py::arg("contexts"), py::arg("max_lengths"),
-        py::arg("alpha"), py::arg("temperature"), py::arg("least_log_prob"), py::arg("threads"));
-  m.def("search_trees_of_sausages", &SearchTreesOfSausages, py::arg("sausages"), py::arg("lm"),
-        py::arg("contexts"), py::arg("max_depths"), py::arg("max_nodes"), py::arg("alpha"),
-        py::arg("normalization"), py::arg("threads") = 0);
-  m.def("search_drafts_of_sausages", &SearchDraftsOfSausages, py::arg("sausages"), py::arg("lm"),
-        py::arg("contexts"), py::arg("max_depths"), py::arg("num_drafts"), py::arg("alpha"),
-        py::arg("normalization"), py::arg("threads") = 0);
-  m.def("search_chains_of_sausages", &SearchChainsOfSausages, py::arg("sausages"), py::arg("lm"),
-        py::arg("contexts"), py::arg("max_depths"), py::arg("alpha"), py::arg("normalization"),
-        py::arg("threads") = 0);
-  m.def("draft_chains_of_sausages", &DraftChainsOfSausages, py::arg("sausages"), py::arg("lm"),
-        py::arg("contexts"), py::arg("alpha"), py::arg("normalization"), py::arg("least_log_prob"),
-        py::arg("threads"));
+          py::arg("node"), "The children of a node, in the order in which they were proposed.");
+  m.def("search_prefix_trees", &SearchPrefixTrees, py::arg("lattices").noconvert(), py::arg("lm"),
+        py::arg("contexts"), py::arg("max_depths"), py::arg("kind"), py::arg("number"),
+        py::arg("alpha"), py::arg("normalization"), py::arg("threads"));
+  m.def("draft_chains", &DraftChains, py::arg("lattices").noconvert(), py::arg("lm"),
+        py::arg("contexts"), py::arg("max_lengths"), py::arg("alpha"), py::arg("temperature"),
+        py::arg("least_log_prob"), py::arg("normalization"), py::arg("threads"));
   m.def("tree_extents", &TreeExtents, py::arg("trees"));
   m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
         py::arg("node_rows").noconvert());

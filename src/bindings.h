@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "lattice_bpd/base/array_view.h"
@@ -88,6 +89,18 @@ inline std::shared_ptr<BackoffLm> ToPython(std::shared_ptr<const BackoffLm> lm) 
 
 // Candidates (batch, slots, top_k) as SelectTopK or a GPU's top-k gives them.
 CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>& scores);
+
+// The lattices of a batch: candidates as token ids and scores, or lattices that have been built.
+using CandidateArrays = std::pair<Array<TokenId>, Array<float>>;
+using Lattices = std::variant<CandidateArrays, std::vector<const Sausage*>>;
+
+// Borrows the arrays or lattices.
+inline LatticeBatch ToBatch(const Lattices& lattices) {
+  if (const auto* arrays = std::get_if<CandidateArrays>(&lattices)) {
+    return ToCandidates(arrays->first, arrays->second);
+  }
+  return std::get<std::vector<const Sausage*>>(lattices);
+}
 
 }  // namespace lattice_bpd
 

@@ -23,8 +23,6 @@ __all__: list[str] = [
     "additive_masks",
     "ancestor_mask",
     "backoffs_of_rows",
-    "chains_of_candidates",
-    "chains_of_sausages",
     "context_probs_of_rows",
     "copy_slots",
     "count_into_runs",
@@ -34,10 +32,11 @@ __all__: list[str] = [
     "describe_katz_violations",
     "describe_levels",
     "draft_chains",
-    "draft_chains_of_sausages",
     "estimate_rows",
     "estimate_symbols",
     "evaluate_lm",
+    "find_chains",
+    "find_trees",
     "follow_greedy",
     "fused_instruction_sets",
     "gate_bins",
@@ -61,21 +60,14 @@ __all__: list[str] = [
     "read_lm_fst",
     "rejection_sample",
     "removal_costs_of_rows",
-    "rescore_candidates",
+    "rescore",
     "rescore_fst",
-    "rescore_sausages",
     "row_inputs",
     "sample_token",
-    "sample_tree_of_candidates",
-    "sample_tree_of_sausages",
+    "sample_trees",
     "sausages_of",
-    "search_chains",
-    "search_chains_of_sausages",
-    "search_drafts",
-    "search_drafts_of_sausages",
     "search_mixtures",
-    "search_trees",
-    "search_trees_of_sausages",
+    "search_prefix_trees",
     "select_top_k",
     "set_fused_instruction_set",
     "set_top_k_instruction_set",
@@ -84,8 +76,6 @@ __all__: list[str] = [
     "train_ngram",
     "tree_extents",
     "tree_inputs",
-    "tree_of_candidates",
-    "tree_of_sausages",
     "tune_weights",
     "use_thread_team",
 ]
@@ -266,28 +256,41 @@ class PrefixTree:
         max_depth: typing.SupportsInt | typing.SupportsIndex,
         log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
     ) -> PrefixTree: ...
+    @typing.overload
     def __init__(
         self,
         token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     ) -> None: ...
+    @typing.overload
+    def __init__(self, tree: PrefixTree) -> None: ...
     def __len__(self) -> int: ...
     def child(
         self,
         node: typing.SupportsInt | typing.SupportsIndex,
         token_id: typing.SupportsInt | typing.SupportsIndex,
     ) -> int: ...
-    def children(self, node: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
-    def count_repeats(self) -> tuple[int, int]: ...
-    def cut(
+    def children(self, node: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
+        """
+        The children of a node, in the order in which they were proposed.
+        """
+    def count_leaves(self) -> int:
+        """
+        Number of paths.
+        """
+    def count_repeats(self) -> tuple[int, int]:
+        """
+        Equal adjacent tokens, and all adjacent tokens, in nodes 0, 1, 2, ..; exact token 7 and draft 7 9 9 4 have 2 of 4.
+        """
+    def first_nodes(
         self,
         count: typing.SupportsInt | typing.SupportsIndex,
         max_depth: typing.SupportsInt | typing.SupportsIndex,
     ) -> PrefixTree: ...
-    def kept(
-        self, written: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ) -> numpy.typing.NDArray[numpy.uint8]: ...
-    def paths(self) -> list[list[int]]: ...
+    def list_paths(self) -> list[list[int]]:
+        """
+        The nodes from node 0 to each leaf, sorted by leaf.
+        """
     @property
     def depths(self) -> list[int]: ...
     @property
@@ -296,8 +299,6 @@ class PrefixTree:
     def log_probs(self) -> numpy.typing.NDArray[numpy.float32] | None: ...
     @property
     def max_depth(self) -> int: ...
-    @property
-    def num_leaves(self) -> int: ...
     @property
     def parents(self) -> list[int]: ...
     @property
@@ -407,38 +408,6 @@ def backoffs_of_rows(
     For contexts of 1, 2, .. symbols: symbols (N, length) and ln backoff weights (N,).
     """
 
-def chains_of_candidates(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
-    lm: BackoffLm | None,
-    contexts: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-    is_walk: bool = False,
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-]: ...
-def chains_of_sausages(
-    sausages: collections.abc.Sequence[Sausage],
-    lm: BackoffLm | None,
-    contexts: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-    is_walk: bool = False,
-    normalization: str = "global",
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-]: ...
 def context_probs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
@@ -507,8 +476,8 @@ def describe_katz_violations(
 
 def describe_levels(lm: BackoffLm) -> list[dict[typing.Any, typing.Any]]: ...
 def draft_chains(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
+    lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
+    | list[Sausage],
     lm: BackoffLm | None,
     contexts: collections.abc.Sequence[
         collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
@@ -517,17 +486,7 @@ def draft_chains(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     temperature: typing.SupportsFloat | typing.SupportsIndex,
     least_log_prob: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> list[list[int]]: ...
-def draft_chains_of_sausages(
-    sausages: collections.abc.Sequence[Sausage],
-    lm: BackoffLm | None,
-    contexts: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
     normalization: str,
-    least_log_prob: typing.SupportsFloat | typing.SupportsIndex,
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> list[list[int]]: ...
 def estimate_rows(
@@ -576,6 +535,43 @@ def evaluate_lm(
     eos: bool,
     threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> tuple[typing.Any, ...]: ...
+def find_chains(
+    lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
+    | list[Sausage],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    is_walk: bool = False,
+    normalization: str = "global",
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+]: ...
+def find_trees(
+    lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
+    | list[Sausage],
+    lm: BackoffLm | None,
+    contexts: numpy.typing.NDArray[numpy.int32],
+    offsets: numpy.typing.NDArray[numpy.int64],
+    bos: bool,
+    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    threads: typing.SupportsInt | typing.SupportsIndex,
+    normalization: str = "global",
+) -> tuple[
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.int32],
+    numpy.typing.NDArray[numpy.uint8],
+    numpy.typing.NDArray[numpy.int32],
+]: ...
 def follow_greedy(
     trees: collections.abc.Sequence[PrefixTree],
     logits: numpy.typing.NDArray[numpy.float32],
@@ -682,9 +678,9 @@ def removal_costs_of_rows(
     What the removal of each row costs.
     """
 
-def rescore_candidates(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
+def rescore(
+    lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
+    | list[Sausage],
     lm: BackoffLm | None,
     contexts: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
@@ -693,6 +689,7 @@ def rescore_candidates(
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     engine: str,
     threads: typing.SupportsInt | typing.SupportsIndex,
+    normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
     numpy.typing.NDArray[numpy.float32],
@@ -711,22 +708,6 @@ def rescore_fst(
     numpy.typing.NDArray[numpy.float32],
     numpy.typing.NDArray[numpy.int32],
 ]: ...
-def rescore_sausages(
-    sausages: collections.abc.Sequence[Sausage],
-    lm: BackoffLm | None,
-    contexts: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    num_drafts: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    engine: str,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-    normalization: str = "global",
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-    numpy.typing.NDArray[numpy.int32],
-]: ...
 def row_inputs(
     trees: collections.abc.Sequence[PrefixTree],
     starts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -737,33 +718,9 @@ def sample_token(
     key: typing.SupportsInt | typing.SupportsIndex,
     position: typing.SupportsInt | typing.SupportsIndex,
 ) -> int: ...
-def sample_tree_of_candidates(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
-    lm: BackoffLm | None,
-    contexts: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    noise: tuple[
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
-        bool,
-        typing.SupportsFloat | typing.SupportsIndex,
-    ],
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float64],
-]: ...
-def sample_tree_of_sausages(
-    sausages: collections.abc.Sequence[Sausage],
+def sample_trees(
+    lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
+    | list[Sausage],
     lm: BackoffLm | None,
     contexts: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
@@ -792,52 +749,6 @@ def sausages_of(
     scores: numpy.typing.NDArray[numpy.float32],
     transitions: numpy.typing.NDArray[numpy.float32] | None,
 ) -> list[Sausage]: ...
-def search_chains(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
-    lm: BackoffLm | None,
-    contexts: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
-    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> list[PrefixTree]: ...
-def search_chains_of_sausages(
-    sausages: collections.abc.Sequence[Sausage],
-    lm: BackoffLm | None,
-    contexts: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
-    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    normalization: str,
-    threads: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> list[PrefixTree]: ...
-def search_drafts(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
-    lm: BackoffLm | None,
-    contexts: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
-    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    num_drafts: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> list[PrefixTree]: ...
-def search_drafts_of_sausages(
-    sausages: collections.abc.Sequence[Sausage],
-    lm: BackoffLm | None,
-    contexts: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
-    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    num_drafts: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    normalization: str,
-    threads: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> list[PrefixTree]: ...
 def search_mixtures(
     texts: collections.abc.Sequence[MixtureText],
     max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -856,29 +767,19 @@ def search_mixtures(
     | None = None,
     threads: typing.SupportsInt | typing.SupportsIndex = 1,
 ) -> list[PrefixTree]: ...
-def search_trees(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
+def search_prefix_trees(
+    lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
+    | list[Sausage],
     lm: BackoffLm | None,
     contexts: collections.abc.Sequence[
         collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
     ],
     max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> list[PrefixTree]: ...
-def search_trees_of_sausages(
-    sausages: collections.abc.Sequence[Sausage],
-    lm: BackoffLm | None,
-    contexts: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
-    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    kind: str,
+    number: typing.SupportsInt | typing.SupportsIndex,
     alpha: typing.SupportsFloat | typing.SupportsIndex,
     normalization: str,
-    threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    threads: typing.SupportsInt | typing.SupportsIndex,
 ) -> list[PrefixTree]: ...
 def select_top_k(
     logits: numpy.typing.NDArray[typing.Any],
@@ -924,44 +825,6 @@ def tree_inputs(
     starts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     size: typing.SupportsInt | typing.SupportsIndex,
 ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]: ...
-def tree_of_candidates(
-    token_ids: numpy.typing.NDArray[numpy.int32],
-    scores: numpy.typing.NDArray[numpy.float32],
-    lm: BackoffLm | None,
-    contexts: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.uint8],
-    numpy.typing.NDArray[numpy.int32],
-]: ...
-def tree_of_sausages(
-    sausages: collections.abc.Sequence[Sausage],
-    lm: BackoffLm | None,
-    contexts: numpy.typing.NDArray[numpy.int32],
-    offsets: numpy.typing.NDArray[numpy.int64],
-    bos: bool,
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-    normalization: str = "global",
-) -> tuple[
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.float32],
-    numpy.typing.NDArray[numpy.int32],
-    numpy.typing.NDArray[numpy.uint8],
-    numpy.typing.NDArray[numpy.int32],
-]: ...
 def tune_weights(
     lms: collections.abc.Sequence[BackoffLm],
     token_ids: numpy.typing.NDArray[numpy.int32],

@@ -153,7 +153,7 @@ def certificate(note: Callable[..., None]) -> Any:
 
 
 def decoded(note: Callable[..., None]) -> Any:
-    from lattice_bpd.decode.loop.loop import DecodeResult
+    from lattice_bpd.decode.loop.decode import DecodeResult
     from lattice_bpd.decode.state.statistics import DecodeStats
 
     stats = DecodeStats(target_calls=1, seconds={"total": 1.0}, tokens=1)

@@ -17,7 +17,7 @@ from lattice_bpd import (
 )
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
-from lattice_bpd.verify.search import draft_chains, search_chains
+from lattice_bpd.verify.search import draft_chains, search_trees
 
 
 def chain_of(lattice: Any, context: Any, lm: Any, **options: Any) -> Drafts:
@@ -88,7 +88,7 @@ def test_batches_pickles_and_trees(small_lm: NGramLM, threads: int) -> None:
     assert copied == drafts
     np.testing.assert_array_equal(copied.prefix_log_probs, drafts.prefix_log_probs)
     best = select_top_k(logits, 4, log_softmax=False, where="test")
-    trees = search_chains(best, contexts, small_lm, [3] * 40, alpha=0.5)
+    trees = search_trees(best, contexts, small_lm, [3] * 40, kind="chain", alpha=0.5)
     for row, tree in enumerate(trees):
         assert tree.token_ids == [row % 4, *drafts.token_ids[row, 0, :3].tolist()]
         assert tree.parents == [-1, 0, 1, 2]
@@ -108,7 +108,8 @@ def test_draft_tokens_are_those_of_shorter_lattices(small_lm: NGramLM, threads: 
     for row, (draft, short) in enumerate(zip(drafts, cut, strict=True)):
         slots = slice(row, row + 1), slice(0, lengths[row])
         lattice = Candidates(divided.token_ids[slots], divided.scores[slots])
-        tree = search_chains(lattice, [contexts[row]], small_lm, [5], alpha=0.5 / 1.5)[0]
+        options = {"kind": "chain", "alpha": 0.5 / 1.5}
+        tree = search_trees(lattice, [contexts[row]], small_lm, [5], **options)[0]
         assert draft == tree.token_ids[1:]
         probabilities = np.exp(tree.log_probs) if draft else np.empty(0)
         assert short == draft[: int(np.count_nonzero(probabilities >= 0.4))]
@@ -144,7 +145,8 @@ def test_draft_tokens_of_lattices_with_transitions(
             divided.token_ids[of_row], divided.scores[of_row], divided.start[of_row],
             divided.transitions[of_row], normalization=normalization,
         ).cut(lengths[row], 3)  # fmt: skip
-        tree = search_chains(shorter, [contexts[row]], small_lm, [5], alpha=0.5 / 1.5)[0]
+        options = {"kind": "chain", "alpha": 0.5 / 1.5}
+        tree = search_trees(shorter, [contexts[row]], small_lm, [5], **options)[0]
         assert draft == tree.token_ids[1:]
         assert short == draft[: int(np.count_nonzero(np.exp(tree.log_probs) >= 0.4))]
     with pytest.raises(ValueError, match="found 2 maximum lengths for 40 lattices"):

@@ -21,7 +21,7 @@ from lattice_bpd.verify.acceptance import (
     TopKMatch,
     Typical,
 )
-from lattice_bpd.verify.verification import DraftCandidates
+from lattice_bpd.verify.greedy import DraftCandidates
 
 PROMPT = [3, 17, 5]
 

@@ -15,9 +15,8 @@ import torch
 from transformers import DynamicCache
 
 from lattice_bpd.verify import PrefixTree, batch_cache
-from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.layout import lay_out_rows, lay_out_tree
-from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
+from lattice_bpd.verify.verification import lay_out_rows, lay_out_tree
 
 LAYERS, HEADS = 2, 3
 
@@ -104,7 +103,7 @@ class Labels:
 
     def check(self) -> None:
         """All sequences hold their own text, and the cache has the width of the state."""
-        assert batch_cache.get_width(self.state.cache) == self.state.width
+        assert self.state.cache.get_seq_length() == self.state.width
         self.assert_rows(self.state.cache, list(range(len(self.state))))
 
 

@@ -29,13 +29,13 @@ from lattice_bpd.decode.certificate import certificate as certificates
 from lattice_bpd.decode.certificate.certificate import MarginSelector, certify, check_text
 from lattice_bpd.decode.certificate.noise import POSITIONS, Noise, follow_text
 from lattice_bpd.decode.certificate.own_generate import margin_of, write_plainly
-from lattice_bpd.decode.loop import loop as loops
+from lattice_bpd.decode.loop import decode as loops
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.models.lm_call import LMOutput
+from lattice_bpd.models.forward import LMOutput
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify import target as targets
 from lattice_bpd.verify.acceptance import TopKMatch
-from lattice_bpd.verify.verification import DraftCandidates
+from lattice_bpd.verify.greedy import DraftCandidates
 from tiny_models import make_tiny_model
 
 LAYOUTS = ["tree", "rows"]

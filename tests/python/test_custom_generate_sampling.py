@@ -22,7 +22,7 @@ from lattice_bpd.verify import Rejection
 from lattice_bpd.verify.acceptance import TopKMatch
 from lattice_bpd.verify.acceptance.sampling import SampledSelector
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd.verify.verification import NO_CANDIDATES
+from lattice_bpd.verify.greedy import NO_CANDIDATES
 from planted_drafts import PlantedDrafts, plain_continuation
 from test_generate_settings import VOCAB, model_with
 

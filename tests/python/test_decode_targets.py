@@ -28,10 +28,11 @@ from blockwise_models import CACHE_NAME, model_of
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.models.lm_call import call_forward, inner_call_is_exact, unwrap_model
+from lattice_bpd.models.forward import call_forward
+from lattice_bpd.models.lm_call import inner_call_is_exact, unwrap_model
 from lattice_bpd.verify import CausalLMTarget, PrefixTree
 from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.layout import lay_out_tree
+from lattice_bpd.verify.verification import lay_out_tree
 from target_models import (
     ATTENTION,
     BETWEEN,

@@ -11,7 +11,7 @@ import torch
 
 from blockwise_models import POSITIONS, VOCAB, model_of, plain_greedy
 from lattice_bpd.decode import DecodeStats, DraftError, DraftWarning, decode
-from lattice_bpd.decode.drafters.proposals import propose_trees
+from lattice_bpd.decode.loop.loop import propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify import PrefixTree

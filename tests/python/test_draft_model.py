@@ -31,7 +31,7 @@ from lattice_bpd.decode import DecodeStats, DraftWarning, decode
 from lattice_bpd.decode.drafters import DraftModelDrafter
 from lattice_bpd.decode.drafters.cached_reader import CachedReader
 from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
-from lattice_bpd.decode.drafters.proposals import propose_trees
+from lattice_bpd.decode.loop.loop import propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.strategies import DraftSources, make_drafter

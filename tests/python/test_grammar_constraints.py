@@ -21,7 +21,7 @@ from lattice_bpd.decode.constraint.search import intersect
 from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 from lattice_bpd.decode.constraint.trees import constrain_tree
 from lattice_bpd.verify import PrefixTree
-from lattice_bpd.verify.verification import DraftCandidates
+from lattice_bpd.verify.greedy import DraftCandidates
 
 ABC = ([(0, 1, 1), (0, 2, 2), (1, 2, 3), (1, 3, 3), (2, 2, 4), (3, 1, 5), (4, 1, 5)], {5})
 NO_CANDIDATES = DraftCandidates((), 0)

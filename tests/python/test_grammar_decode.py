@@ -32,7 +32,7 @@ from lattice_bpd.decode.constraint.guidance import GuidanceState
 from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import PrefixTree
-from lattice_bpd.verify.verification import DraftCandidates
+from lattice_bpd.verify.greedy import DraftCandidates
 
 PROMPT = [1, 2, 3]
 WAYS: dict[str, dict[str, Any]] = {

@@ -86,8 +86,8 @@ def arpa(text):
 head = b"\\data\\\nngram 1=1\n"
 ids32, floats = np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1), np.float32)
 offsets, none = np.array([0, 0]), np.zeros(0, np.int32)
-candidates = lambda contexts, at: _core.rescore_candidates(
-    ids32, floats, lm._core, contexts, np.array(at), True, 1, 1.0, "auto", 1)
+candidates = lambda contexts, at: _core.rescore(
+    (ids32, floats), lm._core, contexts, np.array(at), True, 1, 1.0, "auto", 1)
 answered = [
     lambda: lb.rescore_lattice(np.full((3, 5), biggest), [0], lm, top_k=5, num_drafts=9),
     lambda: lb.rescore_lattice(-np.full((9, 5), biggest), [0], lm, top_k=5, num_drafts=99),

@@ -151,8 +151,10 @@ def test_trees_for_verification(rng: np.random.Generator, lm: NGramLM) -> None:
     contexts = [[*context, 1] for context in contexts]
     candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
     by_engine = [
-        search.search_trees(candidates, contexts, lm, [99] * len(ends), max_nodes=20, alpha=0.5),
-        search.search_drafts(candidates, contexts, lm, [99] * len(ends), num_drafts=6, alpha=0.5),
+        search.search_trees(candidates, contexts, lm, [99] * len(ends), number=20, alpha=0.5),
+        search.search_trees(
+            candidates, contexts, lm, [99] * len(ends), kind="drafts", number=6, alpha=0.5
+        ),
     ]
     for trees in by_engine:
         for tree, end, row in zip(trees, ends, logits, strict=True):

@@ -81,7 +81,7 @@ def test_trees_are_those_of_the_oracle(kinds, is_chain, tmp_path):
         of_text.append(text)
         arrays = (None, None) if heads is None else (heads[0][None], heads[1][None])
         depth = int(rng.integers(1, 8))
-        tree = PrefixTree._of(_core.search_mixtures([of_text], [depth], 12, is_chain, *arrays)[0])
+        tree = PrefixTree.of(_core.search_mixtures([of_text], [depth], 12, is_chain, *arrays)[0])
         expected = oracle.best_prefixes(12, depth, is_chain)
         token_ids, parents = tree.token_ids, tree.parents
         paths: list[tuple[int, ...]] = [()]
@@ -109,7 +109,7 @@ def test_worked_example():
     core = make_mixture(5, [], heads=False, text=True, store=None, gates=Gates(names, weights))
     text = _core.MixtureText(core)
     text.append([1, 2, 3, 1, 2, 4, 1, 2])
-    tree = PrefixTree._of(_core.search_mixtures([text], [2], 4)[0])
+    tree = PrefixTree.of(_core.search_mixtures([text], [2], 4)[0])
     assert tree.token_ids == [2, 3, 4, 1, 1]
     assert tree.parents == [-1, 0, 0, 1, 2]
     np.testing.assert_allclose(

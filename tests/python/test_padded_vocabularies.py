@@ -22,7 +22,7 @@ from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters.draft_model import DraftModelDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
-from lattice_bpd.decode.state.heads import DraftHeads
+from lattice_bpd.decode.state.model import DraftHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.verify import Rejection, Sampled
 from target_models import PROMPTS, VOCAB, build_target, generated, plain_generate

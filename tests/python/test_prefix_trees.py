@@ -17,7 +17,8 @@ from lattice_bpd.decode import DecodeState, DecodeStats, PBestDrafter, TreeDraft
 from lattice_bpd.decode.drafters import ArgmaxDrafter
 from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
-from lattice_bpd.decode.drafters.proposals import DraftWarning, propose_trees
+from lattice_bpd.decode.drafters.proposals import DraftWarning
+from lattice_bpd.decode.loop.loop import propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import PrefixTree

@@ -9,9 +9,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd.verify.batch_cache import RepeatedRows
-from lattice_bpd.verify.device_copies import copy_on_device, move_on_device
-from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.batch_cache import StackedCache
+from lattice_bpd.verify.cache import RepeatedRows, copy_on_device, move_on_device
 
 
 def make_cache(batch: int, width: int, seed: int = 0) -> StackedCache:

@@ -26,7 +26,7 @@ from lattice_bpd.decode import generate
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.verify import PrefixTree, Rejection, Sampled
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd.verify.verification import DraftCandidates
+from lattice_bpd.verify.greedy import DraftCandidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 

@@ -18,7 +18,7 @@ from lattice_bpd import (
 )
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.verify.search import search_chains, search_drafts, search_trees
+from lattice_bpd.verify.search import search_trees
 from lattice_oracle import LatticeOracle, accept_length_of
 from oracles import random_arpa, read_arpa
 from test_tree import prefixes_of
@@ -275,13 +275,13 @@ def test_prefix_trees_of_lattices_with_transitions(small_lm: NGramLM) -> None:
     )  # fmt: skip
     contexts = [[0, 1], [3]]
     tree = rescore_tree(lattice, contexts, small_lm, max_nodes=9, alpha=0.5)
-    trees = search_trees(lattice, contexts, small_lm, [3, 3], max_nodes=9, alpha=0.5)
+    trees = search_trees(lattice, contexts, small_lm, [3, 3], number=9, alpha=0.5)
     drafts = rescore_lattice(lattice, contexts, small_lm, num_drafts=2, alpha=0.5)
-    lists = search_drafts(lattice, contexts, small_lm, [3, 3], num_drafts=2, alpha=0.5)
+    lists = search_trees(lattice, contexts, small_lm, [3, 3], kind="drafts", number=2, alpha=0.5)
     chain = rescore_lattice(
         lattice, contexts, small_lm, num_drafts=1, objective="accept_length", alpha=0.5
     )
-    chains = search_chains(lattice, contexts, small_lm, [3, 2], alpha=0.5)
+    chains = search_trees(lattice, contexts, small_lm, [3, 2], kind="chain", alpha=0.5)
     for row in range(2):
         assert trees[row].token_ids[1:] == tree.token_ids[row].tolist()
         np.testing.assert_array_equal(trees[row].log_probs, tree.log_probs[row])

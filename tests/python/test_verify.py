@@ -9,12 +9,13 @@ pytest.importorskip("torch")
 import numpy as np
 import torch
 
+from lattice_bpd import _core
 from lattice_bpd.verify import PrefixTree, greedy_tokens, verify_drafts, verify_trees
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.greedy import follow_greedy
+from lattice_bpd.verify.greedy import DraftCandidates
 from lattice_bpd.verify.target import TargetOutput
-from lattice_bpd.verify.verification import DraftCandidates, choose_layout
+from lattice_bpd.verify.verification import choose_layout, follow_greedy
 
 
 class CountingCache:
@@ -143,8 +144,9 @@ def test_nodes_are_cut_by_depth_and_checked():
     tree = PrefixTree.from_nodes(3, [8, 6, 5, 4], [-1, 0, 1, 0], max_depth=2)
     assert (tree.token_ids, tree.parents) == ([3, 8, 6, 4], [-1, 0, 1, 1])
     whole = PrefixTree.from_nodes(3, [8, 6, 5, 4], [-1, 0, 1, 0], max_depth=3)
-    assert whole.attention_mask(6)[4].tolist() == [True, True, False, False, True, False]
-    assert whole.attention_mask(6)[5].tolist() == [False] * 5 + [True]
+    mask = _core.node_masks([whole], 6)[0]
+    assert mask[4].tolist() == [1, 1, 0, 0, 1, 0]
+    assert mask[5].tolist() == [0] * 5 + [1]
     with pytest.raises(ValueError, match=r"node 1 has parent 1; expected -1\.\.0"):
         PrefixTree.from_nodes(3, [8, 6], [-1, 1], max_depth=3)
     with pytest.raises(ValueError, match="2 token ids and 1 parents"):
@@ -160,7 +162,7 @@ def test_masks_are_those_of_ancestors(seed):
     expected = np.eye(size + 3, dtype=bool)
     for node in range(1, size + 1):
         expected[node] |= expected[tree.parents[node]]
-    np.testing.assert_array_equal(tree.attention_mask(size + 3), expected)
+    np.testing.assert_array_equal(_core.node_masks([tree], size + 3)[0].view(bool), expected)
 
 
 @pytest.mark.parametrize(

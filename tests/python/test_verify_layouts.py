@@ -12,9 +12,8 @@ from transformers import DynamicCache
 
 from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of, plain_greedy
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, verify_drafts, verify_trees
-from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.stacked_cache import StackedCache
 
 
 def read(target: CausalLMTarget, tokens: list[int]):

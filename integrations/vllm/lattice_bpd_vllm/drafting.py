@@ -13,7 +13,7 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.verify.search import draft_chains, search_drafts
+from lattice_bpd.verify.search import draft_chains, search_trees
 
 Chains = list[list[int]]
 Lattices = Candidates | LatticeInput
@@ -25,7 +25,7 @@ class LatticeDrafter:
 
     Attributes:
         lm: n-gram LM over the target's token ids, or None: the heads alone.
-        config: top_k, alpha, temperature.
+        config: top_k, alpha, temperature, normalization.
         draft: "chain", "best" or "argmax"; see `DrafterOptions`.
         threads: of top-k and search, 0 for all cores.
     """
@@ -73,9 +73,9 @@ class LatticeDrafter:
         candidates = cut_slots(candidates, max_lengths)
         if self.draft == "argmax":
             return _first_candidates(candidates)
-        trees = search_drafts(
+        trees = search_trees(
             candidates, contexts, self.lm, max_lengths,
-            num_drafts=1, alpha=alpha, threads=self.threads,
+            kind="drafts", alpha=alpha, threads=self.threads,
         )  # fmt: skip
         return [tree.token_ids[1:] for tree in trees]
 
@@ -83,10 +83,11 @@ class LatticeDrafter:
         """The candidates of each slot."""
         top_k = 1 if self.draft == "argmax" else self.config.top_k
         if isinstance(slots, LatticeInput):
-            return slots.cut(slots.num_slots, top_k)
-        return select_top_k(
+            return self.config.lattice_of(slots, top_k)
+        best = select_top_k(
             slots, top_k, log_softmax=False, where="LatticeDrafter", threads=self.threads
         )
+        return self.config.lattice_of(best)
 
 
 def cut_slots(candidates: Lattices, max_lengths: Sequence[int]) -> Lattices:

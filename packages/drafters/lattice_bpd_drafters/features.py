@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lattice_bpd.models import lm_call
+from lattice_bpd.models import forward
 
 
 class TargetFeatures(NamedTuple):
@@ -50,5 +50,5 @@ def read_features(
     if not with_logits and "logits_to_keep" in inspect.signature(model.forward).parameters:
         options["logits_to_keep"] = 1
     output = model(input_ids=token_ids, **options)
-    features = cast(Tensor, lm_call.read_features(model, output, hidden_layers))
+    features = cast(Tensor, forward.read_features(model, output, hidden_layers))
     return TargetFeatures(features, output.logits)

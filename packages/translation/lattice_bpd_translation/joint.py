@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.heads import BlockwiseHeads
-from lattice_bpd.models.lm_call import call_forward
 from lattice_bpd.train.trainer import Trainer, TrainReport
 from lattice_bpd.verify.target import TargetOutput
 from lattice_bpd_kim2024.heads.optimizers import build_optimizers

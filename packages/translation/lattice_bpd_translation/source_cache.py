@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
-from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.batch_cache import StackedCache
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from lattice_bpd.models.forward import call_forward, has_own_call
 from lattice_bpd.models.hooks import in_this_thread, refuse_adapters
-from lattice_bpd.models.lm_call import call_forward, find_max_positions, pass_cache
-from lattice_bpd.models.model_facts import has_own_call
-from lattice_bpd.verify.call_limits import CallLimits, find_call_limits
+from lattice_bpd.models.lm_call import find_max_positions, pass_cache
+from lattice_bpd.verify.call_limits import CallLimits, Windows, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
+from lattice_bpd.verify.probes import find_tree_refusal
 from lattice_bpd.verify.target import TargetOutput
-from lattice_bpd.verify.tree_probe import find_tree_refusal
 from lattice_bpd_translation.source_cache import Source, SourceCache
 
 
@@ -58,6 +58,7 @@ class Seq2SeqTarget:
 
     sliding_window: int | None = None
     is_recurrent = False
+    windows = Windows(None, mixed=False, by_cache_position=None)
 
     def __init__(
         self,

@@ -25,8 +25,7 @@ from lattice_bpd.decode.drafters.proposals import DraftError, DraftWarning
 from lattice_bpd.decode.drafters.tree import TreeDrafter
 from lattice_bpd.decode.huggingface.custom_generate import CustomGenerate
 from lattice_bpd.decode.huggingface.generate import generate
-from lattice_bpd.decode.loop.decode import decode
-from lattice_bpd.decode.loop.loop import DecodeResult
+from lattice_bpd.decode.loop.decode import DecodeResult, decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats

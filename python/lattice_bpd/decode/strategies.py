@@ -24,13 +24,13 @@ from lattice_bpd.decode.drafters.chain import (
 )
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
-from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
+from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.drafters.tree import TreeDrafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
-from lattice_bpd.draft.mixture import Gates
+from lattice_bpd.draft.mixture import Gates, TextStore
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lm.ngram import NGramLM

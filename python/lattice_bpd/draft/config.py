@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lattice_bpd.arguments import check_int, check_number
+from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
+from lattice_bpd.lattice.logits import Candidates
 
 TREE_NODES = 36  # draft tokens of a tree with max_nodes "auto"
 MIXTURE_SOURCES = ("heads", "lm", "text", "store")
@@ -150,6 +152,25 @@ class DraftConfig:
     def options(self) -> dict[str, Any]:
         """The options that the strategy uses."""
         return {name: getattr(self, name) for name in STRATEGIES[self.strategy].options}
+
+    def lattice_of(
+        self, outputs: Candidates | LatticeInput, top_k: int | None = None
+    ) -> Candidates | LatticeInput:
+        """The lattices that are searched: k candidates of each slot, with this normalization.
+
+        Args:
+            outputs: (B, H, K) of the heads.
+            top_k: k, of a LatticeInput; None: the config's.
+        """
+        if isinstance(outputs, LatticeInput):
+            outputs = outputs.cut(outputs.num_slots, self.top_k if top_k is None else top_k)
+        elif self.normalization == "local":
+            outputs = LatticeInput(outputs.token_ids, outputs.scores)
+        else:
+            return outputs
+        if self.normalization in (None, outputs.normalization):
+            return outputs
+        return replace(outputs, normalization=cast("Normalization", self.normalization))
 
     @classmethod
     def make(

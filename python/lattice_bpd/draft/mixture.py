@@ -190,6 +190,49 @@ def split_texts(token_ids: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]
     return [text for text in texts if text.size]
 
 
+class TextStore:
+    """N-grams of texts served before, for all sequences of a process: a cache LM across texts.
+
+    Threads may share it. Pass one to several MixtureDrafters.
+
+    Args:
+        max_tokens: tokens to keep, about 0.5 kB each; older ones are dropped.
+
+    Raises:
+        ValueError: max_tokens below 7.
+    """
+
+    def __init__(self, max_tokens: int = 200_000) -> None:
+        self._core = _core.TextStore(max_tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies hold the same texts."""
+        return _restore_store, (self._core.max_tokens, self.token_ids)
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """(T,) int32, the kept tokens; -1 ends a text."""
+        return self._core.tokens()
+
+    def add(self, token_ids: Sequence[int] | npt.NDArray[Any]) -> None:
+        """Add a text.
+
+        Args:
+            token_ids: (T,) ints.
+
+        Raises:
+            ValueError: a negative id.
+        """
+        self._core.add(np.ascontiguousarray(token_ids, np.int32))
+
+
+def _restore_store(max_tokens: int, token_ids: npt.NDArray[np.int32]) -> TextStore:
+    store = TextStore(max_tokens)
+    for text in split_texts(token_ids):
+        store.add(text)
+    return store
+
+
 @dataclass
 class KnownText:
     """A text that the target has generated.

@@ -37,17 +37,17 @@ class Search(NamedTuple):
     """Lattices, contexts and LM of one call.
 
     Attributes:
-        lattices: (token ids, scores), both (B, H, k), or (list of the core's sausages,).
+        lattices: (token ids, scores), both (B, H, k), or a list of the core's sausages.
         lm: The core's LM, or None.
         contexts: Concatenated token ids, offsets (B + 1,).
         bos: Whether the contexts start with ``<s>``.
         alpha: Weight of the LM.
         threads: Number of threads, 0 for all cores.
         device: The torch device of the logits; None for numpy.
-        normalization: "global" or "local"; always "global" where `lattices` are arrays.
+        normalization: "global" or "local".
     """
 
-    lattices: tuple[Any, ...]
+    lattices: Any
     lm: _core.BackoffLm | None
     contexts: tuple[Int32Array, Int64Array]
     bos: bool
@@ -58,39 +58,20 @@ class Search(NamedTuple):
 
     def find_drafts(self, num_drafts: int, engine: str) -> Drafts:
         """The `num_drafts` best paths of each lattice."""
-        rescore: Any = (
-            _core.rescore_candidates if len(self.lattices) == 2 else _core.rescore_sausages
-        )
-        arrays = rescore(
-            *self.lattices,
-            self.lm,
-            *self.contexts,
-            self.bos,
-            num_drafts,
-            self.alpha,
-            engine,
-            self.threads,
-            **self._normalization,
-        )
+        arrays = _core.rescore(
+            self.lattices, self.lm, *self.contexts, self.bos, num_drafts, self.alpha, engine,
+            self.threads, self.normalization,
+        )  # fmt: skip
         drafts = Drafts(*self._on_device(arrays))
         object.__setattr__(drafts, "_search", self)
         return drafts
 
     def find_chains(self, is_walk: bool) -> Drafts:
         """The draft of greatest expected accept length of each lattice, or its greedy walk."""
-        find: Any = (
-            _core.chains_of_candidates if len(self.lattices) == 2 else _core.chains_of_sausages
-        )
-        outputs = find(
-            *self.lattices,
-            self.lm,
-            *self.contexts,
-            self.bos,
-            self.alpha,
-            self.threads,
-            is_walk=is_walk,
-            **self._normalization,
-        )
+        outputs = _core.find_chains(
+            self.lattices, self.lm, *self.contexts, self.bos, self.alpha, self.threads, is_walk,
+            self.normalization,
+        )  # fmt: skip
         *arrays, log_probs = self._on_device(outputs)
         drafts = Drafts(*arrays)
         object.__setattr__(drafts, "_prefix_log_probs", log_probs)
@@ -100,43 +81,19 @@ class Search(NamedTuple):
     def find_tree(self, where: str, max_nodes: int) -> DraftTree:
         """The `max_nodes` most probable prefixes of each lattice."""
         number = check_int(f"{where}: max_nodes", max_nodes, 1, MAX_NODES)
-        find: Any = _core.tree_of_candidates if len(self.lattices) == 2 else _core.tree_of_sausages
-        outputs = find(
-            *self.lattices,
-            self.lm,
-            *self.contexts,
-            self.bos,
-            number,
-            self.alpha,
-            self.threads,
-            **self._normalization,
-        )
-        *nodes, mask, leaf_paths = outputs
+        *nodes, mask, leaf_paths = _core.find_trees(
+            self.lattices, self.lm, *self.contexts, self.bos, number, self.alpha, self.threads,
+            self.normalization,
+        )  # fmt: skip
         return DraftTree(*self._on_device((*nodes, mask.view(np.bool_), leaf_paths)))
 
     def sample_tree(self, where: str, max_nodes: int, noise: tuple[Any, Any, bool, float]) -> Any:
         """Sampled trees; noise is (keys, positions, whether it is the target's, sharpness)."""
         number = check_int(f"{where}: max_nodes", max_nodes, 1, MAX_NODES)
-        sample: Any = (
-            _core.sample_tree_of_candidates
-            if len(self.lattices) == 2
-            else _core.sample_tree_of_sausages
-        )
-        return sample(
-            *self.lattices,
-            self.lm,
-            *self.contexts,
-            self.bos,
-            number,
-            self.alpha,
-            noise,
-            self.threads,
-            **self._normalization,
-        )
-
-    @property
-    def _normalization(self) -> dict[str, str]:
-        return {} if len(self.lattices) == 2 else {"normalization": self.normalization}
+        return _core.sample_trees(
+            self.lattices, self.lm, *self.contexts, self.bos, number, self.alpha, noise,
+            self.threads, self.normalization,
+        )  # fmt: skip
 
     def _on_device(self, arrays: Sequence[Any]) -> Sequence[Any]:
         if self.device is None:
@@ -178,7 +135,7 @@ def check_search(
         ids = head_logits.token_ids
         device = ids.device if is_torch_tensor(ids) else None
         return Search(
-            (lattices,), core_lm, contexts, bool(bos), weight, number, device,
+            lattices, core_lm, contexts, bool(bos), weight, number, device,
             head_logits.normalization,
         )  # fmt: skip
     sausages = _sausages(head_logits)
@@ -186,7 +143,7 @@ def check_search(
         contexts = contexts_of(where, context, len(sausages), isinstance(head_logits, list), None)
         if divisor != 1.0:
             sausages = [sausage.at_temperature(divisor) for sausage in sausages]
-        return Search((sausages,), core_lm, contexts, bool(bos), weight, number, None)
+        return Search(sausages, core_lm, contexts, bool(bos), weight, number, None)
     check_shape(head_logits, where)
     shape = tuple(int(n) for n in head_logits.shape)
     if lm is not None and not may_share_ids(lm.vocab_size, shape[-1]):

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lattice_bpd.models.checkpoint import load_checkpoint, load_target, save_checkpoint
+from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.head_files import warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
 from lattice_bpd.models.lm_call import (
     build_inputs,
     cache_argument,
-    call_forward,
     find_max_positions,
     inner_call_is_exact,
     unwrap_model,

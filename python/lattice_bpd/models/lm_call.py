@@ -1,50 +1,24 @@
-"""Calls of causal LMs that return logits and the hidden states they come from.
+"""What is known of a causal LM before it is called: its arguments, sizes and cache.
 
-The logits of a target are always those of its own `forward`. Its *hidden states* are what
-`forward` passes to the output embedding (`get_output_embeddings()`):
-
-    ids -> decoder -> (transform, scale) -> hidden -> output embedding -> (scale, cap) -> logits
-
-so they include every layer and scale before the output embedding (the transform of BERT-like heads,
-the division of MiniCPM3), and exclude every scale or cap of the logits (Granite, Cohere, Gemma 2).
-Heads are trained on these states and receive them in every call.
-
-Most LMs compute nothing between `base_model` and the output embedding, and nothing after it. For
-those, `call_inner` returns the same tensors with less overhead. `inner_call_is_exact` decides
-whether it may be used, by comparing both on the model.
+`lattice_bpd.models.forward` calls it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
-from lattice_bpd.models.hooks import in_this_thread, refuse_adapters
-from lattice_bpd.models.model_facts import facts_of, has_own_call
+from lattice_bpd.models.forward import LMOutput, call_forward, call_inner, has_own_call
+from lattice_bpd.models.hooks import refuse_adapters
+from lattice_bpd.models.model_facts import facts_of
 
 _PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids for comparisons
-
-
-class LMOutput(NamedTuple):
-    """One call of an LM.
-
-    Attributes:
-        logits: (B, T, V) float, those of the model's own `forward`.
-        hidden: (B, T, D) float, the states that enter the output embedding; see the module. D is 0
-            where they are not known.
-        features: (B, T, n D) float, concatenated outputs of n decoder layers, if requested.
-    """
-
-    logits: Tensor
-    hidden: Tensor
-    features: Tensor | None = None
 
 
 def unwrap_model(model: Any) -> Any:
@@ -239,57 +213,6 @@ def _signature(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(forward).parameters
 
 
-def call_forward(
-    base: Any,
-    embedding: nn.Module | None,
-    inputs: dict[str, Any],
-    layers: Sequence[int] = (),
-    *,
-    needs_hidden: bool = True,
-) -> LMOutput:
-    """The LM's own forward pass; hidden states are captured at the input of the output embedding.
-
-    Args:
-        base: LM of `transformers`.
-        embedding: its output embedding; None: unknown.
-        inputs: of `forward`, by name.
-        layers: indices of decoder layers whose outputs are returned as features; -1: the input
-            embeddings.
-        needs_hidden: whether to raise if the hidden states are not known.
-
-    Raises:
-        TypeError: it does not call its output embedding once for all positions.
-        ValueError: it does not return the outputs of these layers.
-    """
-    seen: list[Tensor] = []
-
-    def remember(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        seen.append(arguments[0] if arguments else next(iter(named.values())))
-
-    with ExitStack() as stack:
-        if embedding is not None:
-            hook = in_this_thread(remember)
-            handle = embedding.register_forward_pre_hook(hook, with_kwargs=True)
-            stack.callback(handle.remove)
-        output = base(**_with_layers(inputs, layers))
-    logits: Tensor = output.logits
-    if not seen or seen[-1].shape[:-1] != logits.shape[:-1]:
-        seen = [logits.new_zeros((*logits.shape[:-1], 0))]
-        if needs_hidden:
-            check_hidden(base, seen[-1])
-    return LMOutput(logits, seen[-1], read_features(base, output, layers))
-
-
-def check_hidden(base: Any, hidden: Tensor) -> None:
-    """Raise TypeError if the hidden states of a call are not known."""
-    if hidden.shape[-1] == 0:
-        raise TypeError(
-            f"decode: {type(base).__name__} does not call its output embedding, so the hidden "
-            "state that heads start from is not known; expected a causal LM that computes its "
-            "logits by its output embedding; decode without heads, such as by 'mixture'"
-        )
-
-
 @torch.inference_mode()
 def find_sizes(base: Any, embedding: Any) -> tuple[int, torch.device, torch.dtype]:
     """The number of token ids, and the device and dtype of the hidden states.
@@ -313,42 +236,6 @@ def find_sizes(base: Any, embedding: Any) -> tuple[int, torch.device, torch.dtyp
         ) from error
     states = output.hidden
     return int(output.logits.shape[-1]), states.device, states.dtype
-
-
-def call_inner(
-    base: Any, embedding: nn.Module, inputs: dict[str, Any], layers: Sequence[int] = ()
-) -> LMOutput:
-    """`base_model` and then the output embedding; only if `inner_call_is_exact`."""
-    output = base.base_model(**_with_layers(inputs, layers))
-    hidden: Tensor = output.last_hidden_state
-    return LMOutput(embedding(hidden), hidden, read_features(base, output, layers))
-
-
-def _with_layers(inputs: dict[str, Any], layers: Sequence[int]) -> dict[str, Any]:
-    return {**inputs, "output_hidden_states": True} if layers else inputs
-
-
-def read_features(base: Any, output: Any, layers: Sequence[int]) -> Tensor | None:
-    """The outputs of decoder layers as one tensor (B, T, n D); None for no layers.
-
-    Args:
-        base: the model, for messages.
-        output: of its `forward` with output_hidden_states=True.
-        layers: indices of layers; -1: the input embeddings.
-
-    Raises:
-        ValueError: it does not return the outputs of these layers.
-    """
-    if not layers:
-        return None
-    states = getattr(output, "hidden_states", None)
-    if states is None or max(layers) + 1 >= len(states) or min(layers) < -1:
-        returned = "no hidden states" if states is None else f"those of {len(states) - 1} layers"
-        raise ValueError(
-            f"decode: the heads read layers {tuple(layers)}, and {type(base).__name__} returns "
-            f"{returned}; expected indices from 0; use heads that were trained on this target"
-        )
-    return torch.cat([states[layer + 1] for layer in layers], dim=-1)
 
 
 def inner_call_is_exact(base: PreTrainedModel, embedding: nn.Module) -> bool:
@@ -395,3 +282,39 @@ def _probe(base: PreTrainedModel, embedding: Any, call: Any) -> LMOutput:
         output: LMOutput = read(base, embedding, build_inputs(base, ids, cache, steps))
         start += len(tokens)
     return output
+
+
+def check_causal(base: Any) -> PreTrainedModel:
+    """The model, which must be a decoder-only causal LM with a KV cache.
+
+    Raises:
+        TypeError: another model, or one without an output embedding.
+        ValueError: it takes no cache, or has adapters that do not act on every token alike.
+    """
+    name = type(base).__name__
+    if not isinstance(base, PreTrainedModel):
+        raise TypeError(
+            f"decode: model is a {name}; expected a causal LM of transformers or a BlockwiseLM; "
+            "load one with AutoModelForCausalLM.from_pretrained"
+        )
+    if getattr(base.config, "is_encoder_decoder", False):
+        raise TypeError(
+            f"decode: {name} is an encoder-decoder; expected a decoder-only causal LM; load it "
+            "with AutoModelForCausalLM"
+        )
+    refuse_adapters(base)
+    try:
+        embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    except Exception:  # some models without one raise an AttributeError
+        embedding = None
+    if embedding is None and not base.can_generate():
+        raise TypeError(
+            f"decode: {name} has no output embedding, so it gives no logits of tokens; expected a "
+            "causal LM; load it with AutoModelForCausalLM"
+        )
+    if cache_argument(base) is None:
+        raise ValueError(
+            f"decode: {name} takes no KV cache (an argument {' or '.join(CACHE_NAMES)}), so each "
+            "call would read the whole text again; use the model's own generate, or another target"
+        )
+    return base

@@ -27,18 +27,6 @@ def facts_of(model: nn.Module) -> dict[Any, Any]:
     return known[1]
 
 
-def has_own_call(model: nn.Module) -> bool:
-    """Whether calling a model runs more than the `forward` of its class: hooks, or another one."""
-    own = vars(model)
-    return bool(
-        "forward" in own
-        or own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or globals_of_modules._global_forward_hooks
-        or globals_of_modules._global_forward_pre_hooks
-    )
-
-
 def _describe(model: nn.Module) -> list[Any]:
     """What the result of a call depends on, without references that keep the model alive."""
     config: Any = getattr(model, "config", None)

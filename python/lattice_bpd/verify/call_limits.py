@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import torch
 
 from lattice_bpd import _core
-from lattice_bpd.verify.cache_probe import read_tokens
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import logits_match
+from lattice_bpd.verify.rounding import logits_match, read_tokens
 
 
 class Windows(NamedTuple):
@@ -107,7 +106,7 @@ class CallLimits:
         """The tree, or its best chain if a call on all its paths could exceed the capacity."""
         if self.capacity is None:
             return tree
-        size, depth, num_paths = _core.tree_extents([tree._core])
+        size, depth, num_paths = _core.tree_extents([tree])
         return tree if max(size, num_paths * (1 + depth)) <= self.capacity else tree.best_chain()
 
     def refuses_batch(self, name: str, shortest: int, length: int) -> str | None:

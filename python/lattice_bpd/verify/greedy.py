@@ -1,15 +1,16 @@
-"""The target's greedy choice, and the number of draft tokens that agree with it."""
+"""Selection of the target's tokens, greedy or by a rule along accepted paths, and its results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lattice_bpd import _core
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
 FloatRow = npt.NDArray[np.float32]
@@ -45,37 +46,83 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return token_ids
 
 
-def follow_greedy(
-    trees: Sequence[PrefixTree],
-    logits: Tensor,
-    indices: list[npt.NDArray[np.int64]] | None,
-) -> list[tuple[list[int], list[int], int]]:
-    """Follow each tree while the target's choice is among the drafts.
+@dataclass
+class Verification:
+    """The result of one verifying call for one sequence.
 
-    Args:
-        trees: of B sequences.
-        logits: (R, T, V) float.
-        indices: for each tree (n+1,), the index of each node's logits after flattening the first
-            two axes; None if row b has the nodes of tree b in order.
-
-    Returns:
-        For each tree the accepted nodes and the target's tokens after them, see
-        `PrefixTree.follow`, and the index of the last node's logits.
-
-    Raises:
-        ValueError: a NaN among the logits of accepted nodes; on an accelerator, where all nodes
-            are decided in one synchronization, among any.
+    Attributes:
+        token_ids: the n accepted draft tokens and the bonus token, n+1 in all; each is the
+            target's own choice.
+        accept_length: n, 0..H.
+        hidden: (D,) float, the hidden state that predicted the last of them; the input of the heads
+            in the next step.
+        features: (n+1, F) float, the target's features of the exact token and the n accepted ones;
+            after a prompt, of its tokens. None if the target provides none.
     """
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        cores = [tree._core for tree in trees]
-        return _core.follow_greedy(cores, logits.contiguous().numpy(), indices)
-    token_ids: list[int] = greedy_tokens(logits).flatten().tolist()
-    followed = []
-    for number, tree in enumerate(trees):
-        index_of = logits_index(indices, number, logits.shape[1])
-        nodes, tokens = tree.follow(lambda node, at=index_of: token_ids[at(node)])  # type: ignore[misc]
-        followed.append((nodes, tokens, index_of(nodes[-1])))
-    return followed
+
+    token_ids: list[int]
+    accept_length: int
+    hidden: Tensor
+    features: Tensor | None = None
+
+
+@dataclass
+class BatchVerification:
+    """The results of one verifying call for B sequences.
+
+    Attributes:
+        sequences: of each sequence.
+        layout: "tree" or "rows".
+        target_seconds: wall time of the target's call alone.
+        shape: rows and tokens of the call.
+    """
+
+    sequences: list[Verification]
+    layout: str
+    target_seconds: float
+    shape: tuple[int, int] = (0, 0)
+
+
+class DraftCandidates(NamedTuple):
+    """The draft tokens after one accepted token.
+
+    Attributes:
+        token_ids: distinct draft tokens, in the order in which they were proposed; empty after the
+            end of a draft.
+        depth: draft tokens that this call has accepted so far.
+        sampled_from: the distribution from which the tokens were sampled without replacement: token
+            ids (k,) int and probabilities (k,) float64 that sum to 1; None: not sampled.
+    """
+
+    token_ids: Sequence[int]
+    depth: int
+    sampled_from: tuple[Any, Any] | None = None
+
+
+NO_CANDIDATES = DraftCandidates((), 0)
+
+
+class TokenSelector(Protocol):
+    """Selects the tokens of one sequence by a rule other than argmax.
+
+    Attributes:
+        ended: whether the last selected token ended the text.
+    """
+
+    ended: bool
+
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
+        """Select the next token.
+
+        Args:
+            logits: (V,) float, the target's.
+            candidates: the draft tokens at this position; if one of them is selected, it is
+                accepted; any other token ends the draft.
+
+        Returns:
+            A token id; None: the text has ended.
+        """
+        ...
 
 
 def logits_index(
@@ -122,3 +169,29 @@ def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:
     """
     agrees = drafts == predictions[:, : drafts.shape[1]]
     return agrees.long().cumprod(dim=1).sum(dim=1)
+
+
+def run_selectors(
+    indices: list[npt.NDArray[np.int64]] | None,
+    logits: Tensor,
+    trees: Sequence[PrefixTree],
+    selectors: Sequence[TokenSelector],
+) -> list[tuple[list[int], list[int], int]]:
+    """Accepted nodes of each tree, tokens after them, and the logits index of the last node."""
+    rows, size = logits.flatten(0, 1), logits.shape[1]
+
+    def follow(
+        number: int, tree: PrefixTree, selector: TokenSelector
+    ) -> tuple[list[int], list[int], int]:
+        depths, index_of = tree.depths, logits_index(indices, number, size)
+
+        def choose(node: int) -> int | None:
+            sampled_from = None if tree.sampled_from is None else tree.sampled_from(node)
+            candidates = DraftCandidates(tree.children(node), depths[node], sampled_from)
+            return selector.choose(rows[index_of(node)], candidates)
+
+        nodes, tokens = tree.follow(choose)
+        return nodes, tokens, index_of(nodes[-1])
+
+    pairs = zip(trees, selectors, strict=True)
+    return [follow(number, tree, selector) for number, (tree, selector) in enumerate(pairs)]

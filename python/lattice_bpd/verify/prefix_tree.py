@@ -23,7 +23,7 @@ from lattice_bpd.token_ids import integer_array
 IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
-class PrefixTree:
+class PrefixTree(_core.PrefixTree):
     """Draft tokens below the exact token; parents precede their children.
 
     The nodes are stored in the core, so that laying out a call and following the target take
@@ -35,6 +35,15 @@ class PrefixTree:
             make a forest, which can be laid out but not verified; its first tokens have depth 0.
 
     Attributes:
+        exact_token: y_{t+1}, the token of node 0.
+        token_ids: (n+1) ints, the exact token first.
+        parents: (n+1) ints, the parent of each node; -1 for node 0.
+        depths: (n+1) ints, 0 for node 0: draft token j of a draft has depth j.
+        max_depth: tokens of the longest draft.
+        token_range: smallest and greatest token id.
+        log_probs: (n,) float32, natural logs of the draft tokens' probabilities; None if unknown.
+            The nodes of a search are sorted by descending probability, so that the first n nodes
+            are the best tree of n nodes.
         sampled_from: function of a node that returns the distribution from which its children were
             sampled without replacement: token ids (k,) int and probabilities (k,) float64 that
             sum to 1, or None for a node without children. None if the tree was not sampled.
@@ -43,18 +52,18 @@ class PrefixTree:
         ValueError: a parent does not precede its child, or the lengths differ.
     """
 
-    __slots__ = ("_core", "sampled_from")
+    sampled_from: Callable[[int], tuple[Any, Any] | None] | None = None
 
     def __init__(self, token_ids: Sequence[int], parents: Sequence[int]) -> None:
-        self._core = _core.PrefixTree(
+        super().__init__(
             _integers(token_ids, "token_ids").tolist(), _integers(parents, "parents").tolist()
         )
-        self.sampled_from: Callable[[int], tuple[Any, Any] | None] | None = None
 
     @classmethod
-    def _of(cls, core: _core.PrefixTree) -> PrefixTree:
+    def of(cls, core: _core.PrefixTree) -> PrefixTree:
+        """The same nodes, of a search of the core."""
         tree = cls.__new__(cls)
-        tree._core, tree.sampled_from = core, None
+        _core.PrefixTree.__init__(tree, core)
         return tree
 
     def __reduce__(self) -> tuple[Callable[..., PrefixTree], tuple[Any, ...]]:
@@ -90,7 +99,7 @@ class PrefixTree:
             drafts = np.array([row + [-1] * (longest - len(row)) for row in rows], np.int64)
             drafts = drafts.reshape(len(rows), longest)
         exact = check_int("PrefixTree: exact_token", exact_token, 0)
-        return cls._of(_core.PrefixTree.of_drafts(exact, _integers(drafts, "drafts")))
+        return cls.of(_core.PrefixTree.of_drafts(exact, _integers(drafts, "drafts")))
 
     @classmethod
     def from_nodes(
@@ -132,54 +141,11 @@ class PrefixTree:
             ids, above = ids.astype(np.int64), above.astype(np.int64)
         if log_probs is not None:
             log_probs = np.ascontiguousarray(log_probs, np.float32)
-        return cls._of(_core.PrefixTree.of_nodes(exact, ids, above, max_depth, log_probs))
-
-    def __len__(self) -> int:
-        """Number of nodes, including the exact token."""
-        return len(self._core)
+        return cls.of(_core.PrefixTree.of_nodes(exact, ids, above, max_depth, log_probs))
 
     def __repr__(self) -> str:
         """The nodes."""
         return f"PrefixTree(token_ids={self.token_ids}, parents={self.parents})"
-
-    @property
-    def exact_token(self) -> int:
-        """y_{t+1}, the token of node 0."""
-        return self._core.exact_token
-
-    @property
-    def token_ids(self) -> list[int]:
-        """(n+1) ints, the exact token first."""
-        return self._core.token_ids
-
-    @property
-    def parents(self) -> list[int]:
-        """(n+1) ints, the parent of each node; -1 for node 0."""
-        return self._core.parents
-
-    @property
-    def depths(self) -> list[int]:
-        """(n+1) ints, 0 for node 0: draft token j of a draft has depth j."""
-        return self._core.depths
-
-    @property
-    def log_probs(self) -> npt.NDArray[np.float32] | None:
-        """(n,) float32, natural logs of the draft tokens' probabilities; None if unknown.
-
-        The nodes of a search are sorted by descending probability, so that the first n nodes are
-        the best tree of n nodes.
-        """
-        return self._core.log_probs
-
-    @property
-    def max_depth(self) -> int:
-        """Tokens of the longest draft."""
-        return self._core.max_depth
-
-    @property
-    def token_range(self) -> tuple[int, int]:
-        """Smallest and greatest token id."""
-        return self._core.token_range
 
     def cut(self, num_drafted: int, max_depth: int) -> PrefixTree:
         """The tree of the first draft tokens.
@@ -188,7 +154,7 @@ class PrefixTree:
             num_drafted: draft tokens to keep, at most.
             max_depth: longest path to keep, in tokens; deeper nodes are left out.
         """
-        tree = PrefixTree._of(self._core.cut(num_drafted + 1, max_depth))
+        tree = PrefixTree.of(self.first_nodes(num_drafted + 1, max_depth))
         sampled_from = self.sampled_from
         if sampled_from is not None and self.max_depth > max_depth:  # nodes are renumbered
             kept = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
@@ -218,36 +184,6 @@ class PrefixTree:
             chain.sampled_from = lambda node: sampled_from(nodes[node])
         return chain
 
-    def kept(self, written: Sequence[int]) -> npt.NDArray[np.bool_]:
-        """Which draft tokens are on the path of the decoded tokens.
-
-        Args:
-            written: the decoded tokens after the exact token.
-
-        Returns:
-            (n,) bool.
-        """
-        return self._core.kept(written).view(np.bool_)
-
-    def count_repeats(self) -> tuple[int, int]:
-        """Numbers of equal adjacent tokens, and of all adjacent tokens, in nodes 0, 1, 2, ..
-
-        Exact token 7 and draft 7 9 9 4: 2 repeats among 4 adjacent positions.
-        """
-        return self._core.count_repeats()
-
-    def count_leaves(self) -> int:
-        """Number of paths."""
-        return self._core.num_leaves
-
-    def list_paths(self) -> list[list[int]]:
-        """The nodes from node 0 to each leaf, sorted by leaf."""
-        return self._core.paths()
-
-    def children(self, node: int) -> list[int]:
-        """The children of a node, in the order in which they were proposed."""
-        return self._core.children(node)
-
     def follow(self, next_token: Callable[[int], int | None]) -> tuple[list[int], list[int]]:
         """Follow the target's choices through the tree.
 
@@ -265,22 +201,10 @@ class PrefixTree:
             if token is None:
                 return nodes, tokens
             tokens.append(token)
-            node = self._core.child(node, token)
+            node = self.child(node, token)
             if node < 0:
                 return nodes, tokens
             nodes.append(node)
-
-    def attention_mask(self, size: int) -> npt.NDArray[np.bool_]:
-        """The nodes that each node attends to: itself and its ancestors.
-
-        Args:
-            size: rows and columns of the mask; those after the nodes attend to themselves only.
-
-        Returns:
-            (size, size) bool.
-        """
-        mask: npt.NDArray[np.bool_] = _core.node_masks([self._core], size).view(np.bool_)[0]
-        return mask
 
 
 def _integers(values: Any, name: str) -> Any:

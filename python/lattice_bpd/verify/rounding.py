@@ -15,10 +15,14 @@ The bound depends on dtype and size of the model only, never on a measured diffe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lattice_bpd.models.forward import call_forward
+from lattice_bpd.models.lm_call import build_inputs
 
 FORMULA = "4 sqrt(2 layers + 1) (eps + sqrt(terms) eps32) scale, scale = largest |logit| there"
 _EPS32 = float(torch.finfo(torch.float32).eps)
@@ -57,3 +61,14 @@ def logits_match(base: Any, actual: Tensor, expected: Tensor, wrong: Tensor) -> 
         (differences.abs().max() <= 8.0 * rounding_bound(base) * scale)
         and (differences.norm(dim=-1) <= limit).all()
     )
+
+
+def read_tokens(target: Any, tokens: Sequence[int], cache: Any, start: int) -> Tensor:
+    """(T, V) float32 logits of the tokens from position `start` on, by the model's own forward."""
+    ids = torch.tensor([list(tokens)], device=target.device) % int(target.vocab_size)
+    positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
+    inputs = build_inputs(
+        target.base, ids, cache, positions, takes_positions=target.takes_positions
+    )
+    output = call_forward(target.base, target.embedding, inputs, needs_hidden=False)
+    return output.logits[0].float()

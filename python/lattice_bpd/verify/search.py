@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, Literal
 
 from lattice_bpd import _core
 from lattice_bpd.lattice.lattice_input import LatticeInput
@@ -16,119 +17,42 @@ def search_trees(
     candidates: Candidates | LatticeInput,
     contexts: Sequence[Sequence[int]],
     lm: NGramLM | None,
-    rooms: Sequence[int],
+    max_lengths: Sequence[int],
     *,
-    max_nodes: int,
+    kind: Literal["tree", "drafts", "chain"] = "tree",
+    number: int = 1,
     alpha: float,
+    temperature: float = 1.0,
+    threads: int = 0,
 ) -> list[PrefixTree]:
-    """The most probable prefixes of each lattice below its exact token; see `rescore_tree`.
+    """Drafts of each lattice below its exact token, as prefix trees.
 
     Args:
         candidates: (B, H, k); a `LatticeInput` may have transition scores and local normalization.
         contexts: B sequences of ints, at least the LM's history; each ends in the exact token.
         lm: n-gram LM over the same vocabulary, or None.
-        rooms: (B,) maximum draft lengths; deeper nodes are left out.
-        max_nodes: N, 1..4096.
+        max_lengths: (B,) longest drafts; deeper nodes are left out.
+        kind: "tree": the most probable prefixes, see `rescore_tree`; "drafts": the best paths, see
+            `rescore_lattice`; "chain": the path of greatest expected accept length.
+        number: nodes of a tree, 1..4096, or drafts.
         alpha: weight of the LM.
+        temperature: above 0; divides scores and alpha.
+        threads: how many threads share the batch, 0 for all cores.
 
     Returns:
-        B trees of at most N draft tokens, with their log probabilities.
+        B trees. Those of prefixes and chains have log probabilities; the best draft is in nodes 1,
+        2, ..
 
     Raises:
         ValueError: candidates outside the LM's vocabulary, or options out of range.
     """
-    core_lm = _core_of("search_trees", lm)
-    if isinstance(candidates, LatticeInput):
-        trees = _core.search_trees_of_sausages(
-            candidates.to_sausages("search_trees"), core_lm, contexts, rooms, max_nodes, alpha,
-            candidates.normalization,
-        )  # fmt: skip
-        return [PrefixTree._of(tree) for tree in trees]
-    trees = _core.search_trees(
-        candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
-        max_nodes, alpha,
+    core_lm = None if lm is None else core_of("search_trees", lm)
+    lattices, normalization = _lattices(candidates.at_temperature(temperature), "search_trees")
+    trees = _core.search_prefix_trees(
+        lattices, core_lm, contexts, max_lengths, kind, number, alpha / temperature, normalization,
+        threads,
     )  # fmt: skip
-    return [PrefixTree._of(tree) for tree in trees]
-
-
-def search_drafts(
-    candidates: Candidates | LatticeInput,
-    contexts: Sequence[Sequence[int]],
-    lm: NGramLM | None,
-    rooms: Sequence[int],
-    *,
-    num_drafts: int,
-    alpha: float,
-    threads: int = 0,
-) -> list[PrefixTree]:
-    """The best drafts of each lattice as a prefix tree; see `rescore_lattice`.
-
-    Args:
-        candidates: see `search_trees`, also for the other arguments.
-        contexts: see there.
-        lm: see there.
-        rooms: see there; longer drafts are cut.
-        num_drafts: p.
-        alpha: see there.
-        threads: how many threads share the batch, 0 for all cores.
-
-    Returns:
-        B trees, the best draft of each in nodes 1, 2, ..
-
-    Raises:
-        ValueError: see there.
-    """
-    core_lm = _core_of("search_drafts", lm)
-    if isinstance(candidates, LatticeInput):
-        trees = _core.search_drafts_of_sausages(
-            candidates.to_sausages("search_drafts"), core_lm, contexts, rooms, num_drafts, alpha,
-            candidates.normalization, threads,
-        )  # fmt: skip
-        return [PrefixTree._of(tree) for tree in trees]
-    trees = _core.search_drafts(
-        candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
-        num_drafts, alpha, threads,
-    )  # fmt: skip
-    return [PrefixTree._of(tree) for tree in trees]
-
-
-def search_chains(
-    candidates: Candidates | LatticeInput,
-    contexts: Sequence[Sequence[int]],
-    lm: NGramLM | None,
-    rooms: Sequence[int],
-    *,
-    alpha: float,
-    threads: int = 0,
-) -> list[PrefixTree]:
-    """The draft of greatest expected accept length of each lattice; see `rescore_lattice`.
-
-    Args:
-        candidates: see `search_drafts`, as for all arguments.
-        contexts: see there.
-        lm: see there.
-        rooms: see there; longer drafts are cut.
-        alpha: see there.
-        threads: see there.
-
-    Returns:
-        B chains with the log probabilities of their prefixes.
-
-    Raises:
-        ValueError: see there.
-    """
-    core_lm = _core_of("search_chains", lm)
-    if isinstance(candidates, LatticeInput):
-        trees = _core.search_chains_of_sausages(
-            candidates.to_sausages("search_chains"), core_lm, contexts, rooms, alpha,
-            candidates.normalization, threads,
-        )  # fmt: skip
-        return [PrefixTree._of(tree) for tree in trees]
-    trees = _core.search_chains(
-        candidates.token_ids, candidates.scores, core_lm, contexts, rooms,
-        alpha, threads,
-    )  # fmt: skip
-    return [PrefixTree._of(tree) for tree in trees]
+    return [PrefixTree.of(tree) for tree in trees]
 
 
 def draft_chains(
@@ -144,10 +68,10 @@ def draft_chains(
 ) -> list[list[int]]:
     """The tokens of the draft of greatest expected accept length of each lattice.
 
-    `search_chains` in one call, for servers that verify one draft for each text.
+    `search_trees(.., kind="chain")` in one call, for servers that verify one draft for each text.
 
     Args:
-        candidates: see `search_drafts`, as for `contexts` and `lm`.
+        candidates: see `search_trees`, as for `contexts` and `lm`.
         contexts: see there.
         lm: see there.
         max_lengths: (B,) slots of each lattice; later ones are left out.
@@ -160,23 +84,23 @@ def draft_chains(
         B lists of token ids; empty where every token is masked.
 
     Raises:
-        ValueError: see `search_drafts`.
+        ValueError: see `search_trees`.
     """
     if temperature <= 0.0:
         raise ValueError(f"draft_chains: temperature is {temperature}; expected above 0")
-    core_lm, alpha = _core_of("draft_chains", lm), alpha / temperature
+    core_lm = None if lm is None else core_of("draft_chains", lm)
     least = math.log(min_prob) if min_prob > 0.0 else -math.inf
     if isinstance(candidates, LatticeInput):
-        lattices = candidates.end_after(max_lengths).at_temperature(temperature)
-        return _core.draft_chains_of_sausages(
-            lattices.to_sausages("draft_chains"), core_lm, contexts, alpha,
-            candidates.normalization, least, threads,
-        )  # fmt: skip
+        candidates = candidates.end_after(max_lengths).at_temperature(temperature)
+    lattices, normalization = _lattices(candidates, "draft_chains")
     return _core.draft_chains(
-        candidates.token_ids, candidates.scores, core_lm, contexts,
-        max_lengths, alpha, temperature, least, threads,
+        lattices, core_lm, contexts, max_lengths, alpha / temperature, temperature, least,
+        normalization, threads,
     )  # fmt: skip
 
 
-def _core_of(where: str, lm: NGramLM | None) -> _core.BackoffLm | None:
-    return None if lm is None else core_of(where, lm)
+def _lattices(candidates: Candidates | LatticeInput, where: str) -> tuple[Any, str]:
+    """What the core searches, and its normalization."""
+    if isinstance(candidates, LatticeInput):
+        return candidates.to_sausages(where), candidates.normalization
+    return (candidates.token_ids, candidates.scores), "global"

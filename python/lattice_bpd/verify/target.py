@@ -14,22 +14,24 @@ from transformers import Cache, PreTrainedModel
 
 from lattice_bpd.extensions import TARGETS, load_extension
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.hooks import refuse_adapters
+from lattice_bpd.models.forward import LMOutput, call_forward, call_inner, has_own_call
 from lattice_bpd.models.lm_call import (
-    CACHE_NAMES,
-    LMOutput,
-    build_inputs,
     cache_argument,
-    call_forward,
-    call_inner,
+    check_causal,
     find_max_positions,
     find_sizes,
     inner_call_is_exact,
     takes_position_ids,
     unwrap_model,
 )
-from lattice_bpd.models.model_facts import has_own_call
-from lattice_bpd.verify.cache import build_cache, is_empty
+from lattice_bpd.verify.cache import (
+    Mixers,
+    States,
+    build_cache,
+    find_mixers,
+    is_empty,
+    keeps_states,
+)
 from lattice_bpd.verify.call_limits import (
     CallLimits,
     find_call_limits,
@@ -38,8 +40,7 @@ from lattice_bpd.verify.call_limits import (
     reset_frequencies,
 )
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
-from lattice_bpd.verify.recurrent import Mixers, States, find_mixers, keeps_states
-from lattice_bpd.verify.tree_probe import find_tree_refusal
+from lattice_bpd.verify.probes import find_tree_refusal
 
 Mask = Tensor | dict[str, Tensor]
 TargetOutput = LMOutput
@@ -101,7 +102,7 @@ class CausalLMTarget:
         decoder_prompt: what outputs of a target with an encoder begin with: its prompts are sources
             for `encode`, and `read_prompts` takes what that returns. None without an encoder.
         is_recurrent: whether layers keep a recurrent or convolution state; see
-            `lattice_bpd.verify.recurrent`.
+            `lattice_bpd.verify.cache`.
 
     Raises:
         TypeError: not a decoder-only causal LM with an output embedding.
@@ -114,7 +115,7 @@ class CausalLMTarget:
 
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
         base = unwrap_model(model.base if isinstance(model, BlockwiseLM) else model)
-        self.base = _check_causal(base)
+        self.base = check_causal(base)
         self.embedding: Any = base.get_output_embeddings()
         self.vocab_size, self.device, self.dtype = find_sizes(base, self.embedding)
         config = base.config.get_text_config(decoder=True)
@@ -124,6 +125,7 @@ class CausalLMTarget:
         self.windows = find_windows(config)
         self.sliding_window = self.windows.sliding
         self.takes_positions = takes_position_ids(base)
+        self._cache_name = str(cache_argument(base))
         self.source_vocab_size = self.vocab_size
         self.feature_layers: tuple[int, ...] = ()
         self._refusals: dict[str, str | None] = {}  # of tree attention, once it is known
@@ -143,16 +145,25 @@ class CausalLMTarget:
         """See TargetModel."""
         if self.is_recurrent and input_ids.shape[1] > 1:
             return self.read_segments(input_ids, cache, position_ids, 0)[0]
-        inputs = self._build_inputs(input_ids, cache, position_ids)
+        inputs = self._inputs(input_ids, cache, position_ids)
         if attention_mask is not None:
-            inputs["attention_mask"] = self._for_layers(attention_mask, windowed_mask)
+            mask: Mask = attention_mask
+            if windowed_mask is not None and attention_mask.ndim > 2:
+                both = {"full_attention": attention_mask, "sliding_attention": windowed_mask}
+                mask = both if self.windows.mixed else windowed_mask
+            inputs["attention_mask"] = mask
         return self._call(inputs)
 
-    def _build_inputs(
-        self, input_ids: Tensor, cache: Any, position_ids: Tensor | None
-    ) -> dict[str, Any]:
-        positions = self.takes_positions
-        return build_inputs(self.base, input_ids, cache, position_ids, takes_positions=positions)
+    def _inputs(self, input_ids: Tensor, cache: Any, position_ids: Tensor | None) -> dict[str, Any]:
+        """The arguments of `forward`, as `build_inputs` makes them."""
+        inputs = {"input_ids": input_ids, "use_cache": True, self._cache_name: cache}
+        if self.takes_positions:
+            if position_ids is None:
+                start, (rows, size) = cache.get_seq_length(), input_ids.shape
+                steps = torch.arange(start, start + size, device=input_ids.device)
+                position_ids = steps.expand(rows, -1)
+            inputs["position_ids"] = position_ids
+        return inputs
 
     def _call(self, inputs: dict[str, Any]) -> TargetOutput:
         if self._inner_is_exact is None:
@@ -227,7 +238,7 @@ class CausalLMTarget:
         """
         rows, size = input_ids.shape
         cache = self.new_cache() if cache is None else cache
-        inputs = self._build_inputs(input_ids, cache, position_ids)
+        inputs = self._inputs(input_ids, cache, position_ids)
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
         supports = getattr(self.base, "_supports_logits_to_keep", None)
@@ -260,7 +271,7 @@ class CausalLMTarget:
             The output, and the states after the first segment; no states if that segment is empty
             or the whole call.
         """
-        inputs = self._build_inputs(input_ids, cache, position_ids)
+        inputs = self._inputs(input_ids, cache, position_ids)
         if input_ids.shape[1] == 1:
             return self._call(inputs), {}
         if self._mixers is None:
@@ -270,7 +281,9 @@ class CausalLMTarget:
 
     def refuses_tree(self) -> str | None:
         """See TargetModel; probed once per model."""
-        return try_once(self._refusals, "tree", self._find_tree_refusal)
+        if "tree" in self._refusals:
+            return self._refusals["tree"]
+        return try_once(self._refusals, "tree", lambda: find_tree_refusal(self))
 
     def new_cache(self) -> Cache:
         """A cache that covers no token, built with the model's config.
@@ -279,24 +292,6 @@ class CausalLMTarget:
             ValueError: see `lattice_bpd.verify.cache.build_cache`.
         """
         return build_cache(self.base)
-
-    def _find_tree_refusal(self) -> str | None:
-        if self.is_recurrent:
-            return f"{type(self.base).__name__} keeps a recurrent state, which cannot branch"
-        window = self.windows.by_cache_position
-        if window is not None:
-            return (
-                f"{type(self.base).__name__} has layers that see the last {window} "
-                "cache positions, whichever tokens they hold"
-            )
-        return find_tree_refusal(self)
-
-    def _for_layers(self, mask: Tensor, windowed: Tensor | None) -> Mask:
-        if windowed is None or mask.ndim == 2:
-            return mask
-        if self.windows.mixed:
-            return {"full_attention": mask, "sliding_attention": windowed}
-        return windowed
 
 
 def build_target(model: Any) -> Any:
@@ -311,33 +306,3 @@ def build_target(model: Any) -> Any:
     if not isinstance(model, PreTrainedModel) or not model.config.is_encoder_decoder:
         return CausalLMTarget(model)
     return load_extension(TARGETS, "encoder-decoder")(model)
-
-
-def _check_causal(base: Any) -> PreTrainedModel:
-    name = type(base).__name__
-    if not isinstance(base, PreTrainedModel):
-        raise TypeError(
-            f"decode: model is a {name}; expected a causal LM of transformers or a BlockwiseLM; "
-            "load one with AutoModelForCausalLM.from_pretrained"
-        )
-    if getattr(base.config, "is_encoder_decoder", False):
-        raise TypeError(
-            f"decode: {name} is an encoder-decoder; expected a decoder-only causal LM; load it "
-            "with AutoModelForCausalLM"
-        )
-    refuse_adapters(base)
-    try:
-        embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-    except Exception:  # some models without one raise an AttributeError
-        embedding = None
-    if embedding is None and not base.can_generate():
-        raise TypeError(
-            f"decode: {name} has no output embedding, so it gives no logits of tokens; expected a "
-            "causal LM; load it with AutoModelForCausalLM"
-        )
-    if cache_argument(base) is None:
-        raise ValueError(
-            f"decode: {name} takes no KV cache (an argument {' or '.join(CACHE_NAMES)}), so each "
-            "call would read the whole text again; use the model's own generate, or another target"
-        )
-    return base

@@ -5,6 +5,12 @@
     predicts   g_1      g_2     g_3     ..  g_{H+1}        the target's argmax
     accepted   the longest path with d_j = g_j; then g_{n+1} is the bonus token
 
+The drafts of B sequences are laid out in one of two shapes; in both a node's token has the position
+that it would have in the text:
+
+    rows   one row per draft: exact token, draft tokens         (R, depth + 1), causal mask
+    tree   one row per sequence: exact token, all tree nodes    (B, nodes + 1), mask by ancestors
+
 Stern et al. 2018, sections 3 and 4 (verification merged with the next prediction); Kim et al. 2024,
 section 7.2 (p drafts in parallel); Miao et al. 2024 (SpecInfer: a tree in one row).
 """
@@ -13,105 +19,54 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lattice_bpd import _core
 from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.greedy import follow_greedy, logits_index
-from lattice_bpd.verify.layout import Call, lay_out_rows, lay_out_tree
+from lattice_bpd.verify.cache import RecurrentCache, check_cache
+from lattice_bpd.verify.greedy import (
+    BatchVerification,
+    TokenSelector,
+    Verification,
+    greedy_tokens,
+    logits_index,
+    run_selectors,
+)
+from lattice_bpd.verify.layout import lowest_number, mask_attention
 from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.recurrent import RecurrentCache
-from lattice_bpd.verify.target import TargetModel, TargetOutput
 
-Indices = list[npt.NDArray[np.int64]] | None  # see `layout.Call`
+if TYPE_CHECKING:
+    from lattice_bpd.verify.target import TargetModel
+
 LAYOUTS = ("auto", "tree", "rows")
 
 
-@dataclass
-class Verification:
-    """The result of one verifying call for one sequence.
+class Call(NamedTuple):
+    """The inputs of one call, and which of its logits belong to which node.
 
     Attributes:
-        token_ids: the n accepted draft tokens and the bonus token, n+1 in all; each is the
-            target's own choice.
-        accept_length: n, 0..H.
-        hidden: (D,) float, the hidden state that predicted the last of them; the input of the heads
-            in the next step.
-        features: (n+1, F) float, the target's features of the exact token and the n accepted ones;
-            after a prompt, of its tokens. None if the target provides none.
+        input_ids: (R, T) int64.
+        position_ids: (R, T) int64; None if the target's own numbering is right.
+        attention_mask: see TargetModel; None for the plain causal mask.
+        windowed_mask: the same for layers with a sliding window, or None.
+        sequences: the sequence of each row; None for one row each, in order.
+        indices: for each sequence, (n+1,) int64, the index row * T + column of the logits of its
+            nodes; None if row b has those of sequence b in order.
     """
 
-    token_ids: list[int]
-    accept_length: int
-    hidden: Tensor
-    features: Tensor | None = None
-
-
-@dataclass
-class BatchVerification:
-    """The results of one verifying call for B sequences.
-
-    Attributes:
-        sequences: of each sequence.
-        layout: "tree" or "rows".
-        target_seconds: wall time of the target's call alone.
-        shape: rows and tokens of the call.
-    """
-
-    sequences: list[Verification]
-    layout: str
-    target_seconds: float
-    shape: tuple[int, int] = (0, 0)
-
-
-class DraftCandidates(NamedTuple):
-    """The draft tokens after one accepted token.
-
-    Attributes:
-        token_ids: distinct draft tokens, in the order in which they were proposed; empty after the
-            end of a draft.
-        depth: draft tokens that this call has accepted so far.
-        sampled_from: the distribution from which the tokens were sampled without replacement: token
-            ids (k,) int and probabilities (k,) float64 that sum to 1; None: not sampled.
-    """
-
-    token_ids: Sequence[int]
-    depth: int
-    sampled_from: tuple[Any, Any] | None = None
-
-
-NO_CANDIDATES = DraftCandidates((), 0)
-
-
-class TokenSelector(Protocol):
-    """Selects the tokens of one sequence by a rule other than argmax.
-
-    Attributes:
-        ended: whether the last selected token ended the text.
-    """
-
-    ended: bool
-
-    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
-        """Select the next token.
-
-        Args:
-            logits: (V,) float, the target's.
-            candidates: the draft tokens at this position; if one of them is selected, it is
-                accepted; any other token ends the draft.
-
-        Returns:
-            A token id; None: the text has ended.
-        """
-        ...
+    input_ids: Tensor
+    position_ids: Tensor | None
+    attention_mask: Tensor | None
+    windowed_mask: Tensor | None
+    sequences: list[int] | None
+    indices: list[npt.NDArray[np.int64]] | None
 
 
 def verify_trees(
@@ -153,7 +108,13 @@ def verify_trees(
         if call.sequences is not None:
             cache = state.repeated(call.sequences, size)
         start = time.perf_counter()
-        output = _run(target, call, cache)
+        output = target(
+            call.input_ids,
+            cache,
+            attention_mask=call.attention_mask,
+            windowed_mask=call.windowed_mask,
+            position_ids=call.position_ids,
+        )
     except (RuntimeError, MemoryError) as error:
         if not is_lack_of_memory(error):
             raise
@@ -162,7 +123,7 @@ def verify_trees(
     if selectors is None:
         followed = follow_greedy(trees, output.logits, call.indices)
     else:
-        followed = _run_selectors(call.indices, output, trees, selectors)
+        followed = run_selectors(call.indices, output.logits, trees, selectors)
     hidden = output.hidden.flatten(0, 1)
     verified = [
         Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed
@@ -181,6 +142,49 @@ def verify_trees(
     return BatchVerification(verified, layout, seconds, (call.input_ids.shape[0], size))
 
 
+def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
+    """Exact token and tree nodes of each sequence as one row."""
+    size = state.call_size(max(map(len, trees)))
+    inputs = _core.tree_inputs(trees, state.lengths, size)
+    if target.device.type == "cpu":
+        input_ids, position_ids = map(torch.from_numpy, inputs)
+    else:  # in one copy
+        input_ids, position_ids = torch.from_numpy(np.stack(inputs)).to(target.device).unbind()
+    masks: tuple[Tensor, Tensor | None]
+    if target.device.type == "cpu" and state.positions is None and target.sliding_window is None:
+        positions = state.width + size + state.free_positions(size)
+        lowest = lowest_number(target.dtype)
+        mask = torch.from_numpy(_core.additive_masks(trees, size, state.width, positions, lowest))
+        masks = mask if target.dtype == torch.float32 else mask.to(target.dtype), None
+    else:
+        attends = _core.node_masks(trees, size).view(np.bool_)
+        masks = mask_attention(target, state, attends, position_ids, range(len(trees)))
+    return Call(input_ids, position_ids, *masks, None, None)
+
+
+def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
+    """Every path of the trees as a row, padded with token 0, whose logits are unused."""
+    ids, texts, sequences, indices = _core.row_inputs(trees, state.lengths)
+    repeats = sequences if len(sequences) > len(trees) else None
+    input_ids, size, window = torch.from_numpy(ids).to(target.device), ids.shape[1], False
+    if target.sliding_window is not None and state.width + size > target.sliding_window:
+        # In `generate` the cache drops positions outside of the window. Ours keeps all of them,
+        # and some models with a window do not mask it (Moshi).
+        window = target.refuses_tree() is None
+    if state.positions is None and not window:
+        return Call(input_ids, None, None, None, repeats, indices)  # the target numbers them itself
+    position_ids = torch.from_numpy(texts).to(target.device)
+    masks: tuple[Tensor, Tensor | None]
+    if target.sliding_window is None:
+        assert state.positions is not None
+        used = torch.from_numpy(state.positions[sequences] >= 0).to(target.device)
+        masks = F.pad(used.long(), (0, size), value=1), None
+    else:
+        attends = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
+        masks = mask_attention(target, state, attends, position_ids, sequences)
+    return Call(input_ids, position_ids, *masks, repeats, indices)
+
+
 def _verify_chain(
     target: TargetModel,
     state: RecurrentCache,
@@ -195,23 +199,22 @@ def _verify_chain(
             "with one draft (PrefixTree.best_chain), and layout 'auto' or 'rows'"
         )
     token_ids = trees[0].token_ids
-    size = len(state.pending) + len(token_ids)
-    start = time.perf_counter()
+    shape, start = (1, len(state.pending) + len(token_ids)), time.perf_counter()
     try:
         output = state.read(target, token_ids)
     except (RuntimeError, MemoryError) as error:
         if not is_lack_of_memory(error):
             raise
-        raise MemoryError(memory_advice(error, (1, size), 1, "rows")) from error
+        raise MemoryError(memory_advice(error, shape, 1, "rows")) from error
     seconds = time.perf_counter() - start
     if selectors is None:
         ((nodes, tokens, end),) = follow_greedy(trees, output.logits, None)
     else:
-        ((nodes, tokens, end),) = _run_selectors(None, output, trees, selectors)
+        ((nodes, tokens, end),) = run_selectors(None, output.logits, trees, selectors)
     state.keep(len(nodes) - 1)
     features = None if output.features is None else output.features[0, : len(nodes)]
     verified = Verification(tokens, len(nodes) - 1, output.hidden[0, end], features)
-    return BatchVerification([verified], "rows", seconds, (1, size))
+    return BatchVerification([verified], "rows", seconds, shape)
 
 
 def choose_layout(
@@ -232,7 +235,7 @@ def choose_layout(
     if layout == "rows":
         return layout
     if layout == "auto" and state.capacity is None:
-        size, depth, num_rows = _core.tree_extents([tree._core for tree in trees])
+        size, depth, num_rows = _core.tree_extents(trees)
         if num_rows * (1 + depth) <= len(trees) * size:
             return "rows"
     refusal = target.refuses_tree()
@@ -278,37 +281,33 @@ def verify_drafts(
     return verify_trees(model, BatchCache(cache), [tree], layout=layout).sequences[0]
 
 
-def _run(target: TargetModel, call: Call, cache: Any) -> TargetOutput:
-    return target(
-        call.input_ids,
-        cache,
-        attention_mask=call.attention_mask,
-        windowed_mask=call.windowed_mask,
-        position_ids=call.position_ids,
-    )
-
-
-def _run_selectors(
-    indices: Indices,
-    output: TargetOutput,
+def follow_greedy(
     trees: Sequence[PrefixTree],
-    selectors: Sequence[TokenSelector],
+    logits: Tensor,
+    indices: list[npt.NDArray[np.int64]] | None,
 ) -> list[tuple[list[int], list[int], int]]:
-    """Accepted nodes of each tree, tokens after them, and the logits index of the last node."""
-    logits, size = output.logits.flatten(0, 1), output.logits.shape[1]
+    """Follow each tree while the target's choice is among the drafts.
 
-    def follow(
-        number: int, tree: PrefixTree, selector: TokenSelector
-    ) -> tuple[list[int], list[int], int]:
-        depths, index_of = tree.depths, logits_index(indices, number, size)
+    Args:
+        trees: of B sequences.
+        logits: (R, T, V) float.
+        indices: for each tree (n+1,), the index of each node's logits after flattening the first
+            two axes; None if row b has the nodes of tree b in order.
 
-        def choose(node: int) -> int | None:
-            sampled_from = None if tree.sampled_from is None else tree.sampled_from(node)
-            candidates = DraftCandidates(tree.children(node), depths[node], sampled_from)
-            return selector.choose(logits[index_of(node)], candidates)
+    Returns:
+        For each tree the accepted nodes and the target's tokens after them, see
+        `PrefixTree.follow`, and the index of the last node's logits.
 
-        nodes, tokens = tree.follow(choose)
-        return nodes, tokens, index_of(nodes[-1])
-
-    pairs = zip(trees, selectors, strict=True)
-    return [follow(number, tree, selector) for number, (tree, selector) in enumerate(pairs)]
+    Raises:
+        ValueError: a NaN among the logits of accepted nodes; on an accelerator, where all nodes
+            are decided in one synchronization, among any.
+    """
+    if logits.device.type == "cpu":
+        return _core.follow_greedy(trees, logits.float().contiguous().numpy(), indices)
+    token_ids: list[int] = greedy_tokens(logits).flatten().tolist()
+    followed = []
+    for number, tree in enumerate(trees):
+        index_of = logits_index(indices, number, logits.shape[1])
+        nodes, tokens = tree.follow(lambda node, at=index_of: token_ids[at(node)])  # type: ignore[misc]
+        followed.append((nodes, tokens, index_of(nodes[-1])))
+    return followed

@@ -30,8 +30,7 @@ from lattice_bpd.decode.certificate.noise import (
 )
 from lattice_bpd.decode.certificate.own_generate import Choices, margin_of
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.verify.greedy import greedy_token, logits_row
-from lattice_bpd.verify.verification import DraftCandidates
+from lattice_bpd.verify.greedy import DraftCandidates, greedy_token, logits_row
 
 FORMAT, VERSION = "lattice-bpd certificate", 3
 _ROW_BYTES = 1 << 28  # of logits that are kept for the comparison
@@ -197,7 +196,7 @@ class MarginSelector:
         self._stride = 1
 
     def choose(self, logits: torch.Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
-        """See `lattice_bpd.verify.verification.TokenSelector`."""
+        """See `lattice_bpd.verify.greedy.TokenSelector`."""
         row, position = logits_row(logits), len(self.margins)
         best = greedy_token(row)
         self.margins.append(margin_of(row, best))

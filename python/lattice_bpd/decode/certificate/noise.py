@@ -26,7 +26,7 @@ from transformers import DynamicCache
 
 from lattice_bpd.decode.certificate.own_generate import Choices, Take, write_plainly
 from lattice_bpd.models.lm_call import cache_argument
-from lattice_bpd.verify.batch_probe import find_batch_refusal
+from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.rounding import rounding_bound
 
 QUANTILE, MULTIPLE = 0.99, 2.5

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
 from lattice_bpd.decode.constraint.protocol import Constraint
-from lattice_bpd.verify.greedy import greedy_tokens
-from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
+from lattice_bpd.verify.greedy import DraftCandidates, TokenSelector, greedy_tokens
 
 
 class ConstrainedSelector:
@@ -43,7 +42,7 @@ class ConstrainedSelector:
         self._tokens: list[int] = []
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
-        """See `lattice_bpd.verify.verification.TokenSelector`.
+        """See `lattice_bpd.verify.greedy.TokenSelector`.
 
         Raises:
             ValueError: NaN logits, no allowed token, or a token of the inner selector that is not

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from lattice_bpd.decode.constraint.automaton_state import AutomatonState
+from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import MAX_NODES
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
@@ -116,3 +120,24 @@ def cut_tree(tree: PrefixTree, state: AutomatonState, max_nodes: int) -> PrefixT
     log_probs = tree.log_probs
     kept_log_probs = None if log_probs is None else log_probs[kept]
     return PrefixTree.from_nodes(tree.exact_token, token_ids, parents, len(kept), kept_log_probs)
+
+
+class AllowedTokens:
+    """The tokens that the constraints of the sequences allow after the nodes of their trees."""
+
+    def __init__(self, states: Sequence[DecodeState]) -> None:
+        constrained: list[Any] = [state.constrained for state in states]
+        self._merged = [one.merged for one in constrained]
+        self._states: list[dict[int, Any]] = [
+            {0: one.merged.merge(one.automaton_state)} for one in constrained
+        ]
+
+    def __call__(
+        self, row: int, node: int, parent: int, token_id: int, token_ids: list[int]
+    ) -> list[bool]:
+        """Which of some tokens may follow a node of sequence `row`."""
+        states = self._states[row]
+        if node > 0:
+            states[node] = self._merged[row].advance(states[parent], token_id)
+        allowed: list[bool] = states[node].mask[token_ids].tolist()
+        return allowed

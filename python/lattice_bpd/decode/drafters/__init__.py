@@ -10,12 +10,13 @@ from lattice_bpd.decode.drafters.chain import (
 )
 from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
-from lattice_bpd.decode.drafters.mixture import MixtureDrafter, TextStore
+from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.drafters.proposals import DraftError, DraftWarning
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter, ScorerWarning
 from lattice_bpd.decode.drafters.tree import TreeDrafter
+from lattice_bpd.draft.mixture import TextStore
 
 __all__ = [
     "ArgmaxDrafter",

@@ -17,13 +17,12 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import count_shared
-from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.batch_probe import find_batch_refusal
+from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.layout import lay_out_rows, lay_out_tree
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.target import CausalLMTarget
+from lattice_bpd.verify.verification import lay_out_rows, lay_out_tree
 
 NUM_FREE = 256  # cache positions allocated after the prompts
 _MOST_NEW = 64  # more new tokens than this and than old ones: the text is read as a new prompt

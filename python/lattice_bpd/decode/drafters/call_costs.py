@@ -69,7 +69,9 @@ class CallCosts:
             if self._measured == 2:
                 self._speed = seconds / float(np.interp(size, SIZES, self._relative))
             ratio = seconds / (self._speed * float(np.interp(size, SIZES, self._relative)))
-            shares = _shares(size)
+            # the weights of the kept sizes in this time: 1, or of its two neighbors
+            at = float(np.interp(size, SIZES, np.arange(len(SIZES))))
+            shares = np.maximum(0.0, 1.0 - np.abs(np.arange(len(SIZES)) - at))
             counts = self._counts + shares
             known = float(shares @ counts) > _PRIOR_COUNT
             if ratio > _WORST and known:
@@ -98,17 +100,6 @@ class CallCosts:
         return times
 
 
-def _shares(size: int) -> npt.NDArray[np.float64]:
-    """The weights of the kept sizes in the time of `size`: 1, or of its two neighbors."""
-    shares: npt.NDArray[np.float64] = np.zeros(len(SIZES))
-    at = float(np.interp(size, SIZES, np.arange(len(SIZES))))
-    below = int(at)
-    shares[below] = 1.0 - (at - below)
-    if at > below:
-        shares[below + 1] = at - below
-    return shares
-
-
 class ModelCosts:
     """The costs of one model's steps by the number of sequences."""
 
@@ -121,7 +112,9 @@ class ModelCosts:
 
     def of(self, batch: int) -> CallCosts:
         """Those of steps with so many sequences."""
-        return self._of_batches.setdefault(batch, CallCosts())
+        if batch not in self._of_batches:
+            self._of_batches.setdefault(batch, CallCosts())
+        return self._of_batches[batch]
 
 
 _OF_MODELS: WeakKeyDictionary[Any, ModelCosts] = WeakKeyDictionary()

@@ -19,7 +19,7 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.sampled_tree import SampledTree, sample_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.search import search_chains
+from lattice_bpd.verify.search import search_trees
 
 
 class ChainDrafter(Drafter):
@@ -50,12 +50,14 @@ class ChainDrafter(Drafter):
         candidates, contexts, _ = prepare_rescoring(self.config, self.lm, states, "ChainDrafter")
         start = time.perf_counter()
         temperature = self.config.temperature * sampling_temperature(states)
-        chains = search_chains(
-            candidates.at_temperature(temperature),
+        chains = search_trees(
+            candidates,
             contexts,
             self.lm,
             [state.max_draft_length for state in states],
-            alpha=self.config.alpha / temperature,
+            kind="chain",
+            alpha=self.config.alpha,
+            temperature=temperature,
         )
         for state, chain in zip(states, chains, strict=True):
             state.stats.add_repeats(*chain.count_repeats())
@@ -75,7 +77,7 @@ class ArgmaxDrafter(Drafter):
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A chain for each state."""
         candidates, contexts, _ = prepare_rescoring(_CONFIG, None, states, "ArgmaxDrafter")
-        return search_lists(states, candidates, contexts, None, "top_k", num_drafts=1, alpha=0.0)
+        return search_lists(states, candidates, contexts, None, "top_k", alpha=0.0)
 
 
 class OracleDrafter(Drafter):

@@ -97,8 +97,7 @@ class PerSequence(Generic[T]):
 
     def __init__(self, make: Callable[[DecodeState], T]) -> None:
         self._make = make
-        # By id: states compare by value, so they have no hash.
-        self._values: dict[int, tuple[weakref.ref[DecodeState], T]] = {}
+        self._values: weakref.WeakKeyDictionary[DecodeState, T] = weakref.WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without values."""
@@ -106,19 +105,12 @@ class PerSequence(Generic[T]):
 
     def of(self, state: DecodeState) -> T:
         """The value of a sequence, made if there is none."""
-        held = self._values.get(id(state))
-        return self.renew(state) if held is None or held[0]() is not state else held[1]
+        value = self._values.get(state)
+        return self.renew(state) if value is None else value
 
     def renew(self, state: DecodeState) -> T:
         """A new value that replaces the sequence's old one."""
-        key, values = id(state), self._values
-
-        def forget(gone: weakref.ref[DecodeState]) -> None:
-            if key in values and values[key][0] is gone:
-                del values[key]
-
-        value = self._make(state)
-        values[key] = (weakref.ref(state, forget), value)
+        value = self._values[state] = self._make(state)
         return value
 
     def __len__(self) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ import torch
 from lattice_bpd.decode.constraint.search import find_candidates
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.vocabulary import check_same_ids
@@ -51,8 +50,7 @@ def _read_heads(
     return outputs
 
 
-@dataclass
-class HeadCandidates:
+class HeadCandidates(NamedTuple):
     """The candidates of the heads, as sources of a mixture.
 
     Attributes:
@@ -143,20 +141,11 @@ def prepare_rescoring(
     candidates: Candidates | LatticeInput
     depends = False
     if isinstance(outputs, LatticeInput) and states[0].constrained is None:
-        candidates = _choose_normalization(outputs.cut(outputs.num_slots, k), config)
+        candidates = config.lattice_of(outputs, k)
     else:
         logits = outputs.to_logits(vocab_size) if isinstance(outputs, LatticeInput) else outputs
         chosen, depends = find_candidates(states, logits, k, where)
-        candidates = chosen
-        if config.normalization == "local" and not depends:
-            candidates = LatticeInput(chosen.token_ids, chosen.scores, normalization="local")
+        candidates = chosen if depends else config.lattice_of(chosen)
     contexts = [state.tokens[-reach:] for state in states]
     states[0].stats.lap("top_k", start)
     return candidates, contexts, depends
-
-
-def _choose_normalization(lattice: LatticeInput, config: DraftConfig) -> LatticeInput:
-    """The lattice with the config's normalization, if it has one."""
-    if config.normalization is None or config.normalization == lattice.normalization:
-        return lattice
-    return replace(lattice, normalization=cast("Normalization", config.normalization))

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from lattice_bpd.decode.drafters.cached_reader import NUM_FREE, CachedReader, ReadTexts
 from lattice_bpd.draft.scorers.protocol import Int32Array, Int64Array, TransitionScorer
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 
 _UNSEEN = -1000.0  # ln P of token ids that only the target has, as of n-gram LMs
 

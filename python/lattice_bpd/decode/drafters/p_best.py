@@ -16,7 +16,7 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.search import search_drafts
+from lattice_bpd.verify.search import search_trees
 
 
 class PBestDrafter(Drafter):
@@ -50,7 +50,7 @@ class PBestDrafter(Drafter):
         )
         trees = search_lists(
             states, candidates, contexts, self.lm, "rescore",
-            num_drafts=with_spare(self.num_drafts) if depends else self.num_drafts,
+            number=with_spare(self.num_drafts) if depends else self.num_drafts,
             alpha=self.config.alpha,
         )  # fmt: skip
         if not depends:
@@ -71,7 +71,7 @@ def search_lists(
     """The best drafts of each lattice as a tree; counts repeated tokens of the first draft."""
     start = time.perf_counter()
     lengths = [state.max_draft_length for state in states]
-    trees = search_drafts(candidates, contexts, lm, lengths, **options)
+    trees = search_trees(candidates, contexts, lm, lengths, kind="drafts", **options)
     for state, tree in zip(states, trees, strict=True):
         state.stats.add_repeats(*tree.count_repeats())
     states[0].stats.lap(stage, start)

@@ -1,4 +1,4 @@
-"""Calls drafters and checks the trees that they propose."""
+"""Failed drafts, and checks of the trees that drafters propose."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from lattice_bpd.decode.constraint.trees import constrain_tree
-from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
+from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -62,92 +61,35 @@ def note_failure(drafter: object, states: Sequence[DecodeState], kind: str, reas
         )
 
 
-def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) -> list[PrefixTree]:
-    """The drafts of a step; a drafter is called once with all of its sequences.
-
-    Args:
-        drafters: one for each state, possibly the same.
-        states: active sequences.
-
-    Returns:
-        A tree below each exact token; only node 0 if nothing was drafted or drafting failed (see
-        `failures`).
-
-    Raises:
-        TypeError: a drafter returned anything but a tree or None for each sequence.
-        ValueError: a drafter proposed token ids outside the vocabulary.
-    """
-    groups: dict[int, list[int]] = {}  # sequences of each drafter
-    for number, state in enumerate(states):
-        state.update_limits()
-        if state.max_draft_length > 0:
-            groups.setdefault(id(drafters[number]), []).append(number)
-    trees: list[PrefixTree | None] = [None] * len(states)
-    for group in groups.values():
-        proposed = propose_checked(drafters[group[0]], [states[number] for number in group])
-        for number, tree in zip(group, proposed, strict=True):
-            trees[number] = tree
-    return [
-        _finish(tree or empty_tree(state), state, drafter)
-        for tree, state, drafter in zip(trees, states, drafters, strict=True)
-    ]
+def drop_failed(drafter: Drafter, states: Sequence[DecodeState], error: Exception) -> None:
+    """Count a step whose draft failed; raise any error that would come in every step."""
+    kind = failure_kind(error)
+    if kind is None:
+        raise error
+    note_failure(drafter, states, kind, error)
 
 
-def _finish(tree: PrefixTree, state: DecodeState, drafter: Drafter) -> PrefixTree:
-    """The tree cut to the state's constraint, and to a chain where the target reads no trees."""
-    if state.constrained is not None and not isinstance(drafter, NoDrafter):
-        with state.stats.stage("constraint"):
-            tree = constrain_tree(tree, state.constrained.automaton_state, state.max_draft_length)
-    if state.is_chain and tree.max_depth + 1 < len(tree):
-        tree = tree.best_chain()
-        state.stats.flattened_trees += state.model.target.is_recurrent
-    tree = state.model.target.limits.cut(tree)
-    state.stats.verified_tokens += len(tree) - 1
-    return tree
-
-
-def empty_tree(state: DecodeState) -> PrefixTree:
-    """The exact token alone."""
-    return PrefixTree(state.tokens[-1:], [-1])
-
-
-def propose_checked(drafter: Drafter, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
-    """The checked proposals of a drafter; None for a sequence without a draft.
-
-    A draft that fails is counted and dropped; see `failures.failure_kind`.
-
-    Raises:
-        TypeError: it returned anything but a tree or None for each sequence.
-        ValueError: it proposed token ids outside the vocabulary, or was tuned for another model.
-    """
-    sizes: ModelSizes | None = getattr(drafter, "model_sizes", None)
-    if sizes is not None:
-        sizes.check(states[0].model)
-    try:
-        proposed: Any = drafter.propose(states)
-    except Exception as error:
-        kind = failure_kind(error)
-        if kind is None:
-            raise
-        note_failure(drafter, states, kind, error)
-        return [None] * len(states)
+def refuse_proposal(drafter: Drafter, states: Sequence[DecodeState], proposed: Any) -> Exception:
+    """The error for a proposal that is not a list with a tree or None for each state."""
+    name = f"decode: {type(drafter).__name__}.propose returned a"
     if not isinstance(proposed, (list, tuple)):
-        raise TypeError(
-            f"decode: {type(drafter).__name__}.propose returned a {type(proposed).__name__}; "
-            "expected a list with a PrefixTree or None for each state"
+        return TypeError(
+            f"{name} {type(proposed).__name__}; expected a list with a PrefixTree or None for each "
+            "state"
         )
-    if len(proposed) != len(states):
-        raise ValueError(
-            f"decode: {type(drafter).__name__}.propose returned a list of {len(proposed)} for "
-            f"{len(states)} sequences; expected a PrefixTree or None for each"
-        )
-    return [
-        None if tree is None else _check_tree(tree, state, drafter)
-        for tree, state in zip(proposed, states, strict=True)
-    ]
+    return ValueError(
+        f"{name} list of {len(proposed)} for {len(states)} sequences; expected a PrefixTree or "
+        "None for each"
+    )
 
 
-def _check_tree(tree: PrefixTree, state: DecodeState, drafter: Drafter) -> PrefixTree | None:
+def correct_tree(tree: PrefixTree, state: DecodeState, drafter: Drafter) -> PrefixTree | None:
+    """The tree cut to max_draft_length; None, and counted, below another token than the exact one.
+
+    Raises:
+        TypeError: not a tree.
+        ValueError: token ids outside the vocabulary.
+    """
     if not isinstance(tree, PrefixTree):
         raise TypeError(
             f"decode: {type(drafter).__name__}.propose returned a list with a "

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lattice_bpd import _core
+from lattice_bpd.decode.drafters.head_candidates import HeadCandidates
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.text_rules import ProcessedSelector
 from lattice_bpd.draft.sampled_tree import SharedNoise
@@ -16,9 +17,11 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.verify.acceptance.sampling import RejectionSelector, SampledSelector
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd.verify.verification import TokenSelector
+from lattice_bpd.verify.greedy import TokenSelector
+from lattice_bpd.verify.prefix_tree import PrefixTree
 
 WIDER = 4  # preselected candidates / top_k, of which the noise selects top_k
+_LEAST_SAMPLED = 0.05  # a sampled path ends where its probability is below
 _DRAFT_KEY = 0x6C61747469636521  # makes the noise of drafts independent of the target's
 
 
@@ -74,6 +77,26 @@ def draft_keys(states: Sequence[DecodeState]) -> list[int]:
         key = getattr(_sampler(state), "key", 0) ^ _DRAFT_KEY
         keys.append((key + len(state.tokens) * 0x9E3779B97F4A7C15) % (1 << 64))
     return keys
+
+
+def sample_paths(
+    states: Sequence[DecodeState],
+    texts: Sequence[_core.MixtureText],
+    heads: HeadCandidates | None,
+    max_nodes: int,
+) -> list[PrefixTree]:
+    """Paths sampled from mixtures, with the distributions that their tokens were sampled from."""
+    trees = []
+    for row, (text, state, key) in enumerate(zip(texts, states, draft_keys(states), strict=True)):
+        of_row = (None, None, None) if heads is None else heads.row(row)
+        tree = PrefixTree.of(
+            text.sample(state.max_draft_length, max_nodes, _LEAST_SAMPLED, key, *of_row)
+        )
+        sampled = [text.distribution_after(node) for node in range(len(tree))]
+        pairs = [None if ids.size == 0 else (ids, probs) for ids, probs in sampled]
+        tree.sampled_from = pairs.__getitem__
+        trees.append(tree)
+    return trees
 
 
 def _sampler(state: DecodeState) -> TokenSelector | None:

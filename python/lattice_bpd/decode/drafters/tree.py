@@ -91,12 +91,13 @@ class TreeDrafter(LatticeTreeDrafter):
             start = time.perf_counter()
             most = with_spare(self.max_nodes) if depends else self.max_nodes
             trees = search_trees(
-                candidates.at_temperature(temperature),
+                candidates,
                 contexts,
                 self.lm,
                 [state.max_draft_length for state in states],
-                max_nodes=most,
-                alpha=self.config.alpha / temperature,
+                number=most,
+                alpha=self.config.alpha,
+                temperature=temperature,
             )
         start = first.stats.lap("rescore", start)
         if depends:

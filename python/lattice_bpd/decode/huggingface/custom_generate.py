@@ -44,15 +44,13 @@ from lattice_bpd.decode.huggingface.checks import (
 from lattice_bpd.decode.huggingface.generate import read_config
 from lattice_bpd.decode.huggingface.prefill import Prefill, needs_prefill
 from lattice_bpd.decode.huggingface.sampling_settings import sampling_rule
-from lattice_bpd.decode.loop.arguments import ending_stream
-from lattice_bpd.decode.loop.decode import check_rule, count_draft_nodes
-from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
+from lattice_bpd.decode.loop.arguments import Options, ending_stream
+from lattice_bpd.decode.loop.decode import DecodeResult, check_rule, count_draft_nodes, run_loop
 from lattice_bpd.decode.loop.prompts import check_prompts
 from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.batch_rules import rules_of_rows
-from lattice_bpd.decode.state.heads import HeadsOrCallable
-from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.decode.state.token_records import TokenRecords
+from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
+from lattice_bpd.decode.state.text_rules import TokenRecords
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.models.lm_call import CACHE_NAMES, build_inputs

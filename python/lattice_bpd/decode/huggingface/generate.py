@@ -26,24 +26,23 @@ from lattice_bpd.decode.huggingface.text_inputs import (
 )
 from lattice_bpd.decode.loop.arguments import (
     MAX_NEW_TOKENS,
+    Options,
     check_max_new_tokens,
     check_stop_tokens,
     check_weights,
     ending_stream,
 )
-from lattice_bpd.decode.loop.decode import check_rule, decode_prompts
-from lattice_bpd.decode.loop.loop import DecodeResult, Options
+from lattice_bpd.decode.loop.decode import DecodeResult, check_rule, decode_prompts
 from lattice_bpd.decode.loop.prompts import Prompts, check_prompts
 from lattice_bpd.decode.loop.text_cache import TextCaches
-from lattice_bpd.decode.state.heads import HeadsOrCallable
-from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
 from lattice_bpd.decode.state.text_rules import (
     TextRules,
+    TokenRecords,
     find_setting,
     merge_settings,
     prepare_rules,
 )
-from lattice_bpd.decode.state.token_records import TokenRecords
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig, check_used
 from lattice_bpd.verify.acceptance.rules import Acceptance

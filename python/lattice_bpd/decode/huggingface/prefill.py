@@ -16,9 +16,9 @@ from transformers.generation import utils as generation_utils
 
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
+from lattice_bpd.models.forward import read_features
 from lattice_bpd.models.hooks import in_this_thread
-from lattice_bpd.models.lm_call import pass_cache, read_features
-from lattice_bpd.verify.cache import get_width
+from lattice_bpd.models.lm_call import pass_cache
 from lattice_bpd.verify.target import TargetOutput
 
 # Inputs that `generate` passes only with the prompt, or that do not describe the text after it.
@@ -53,7 +53,7 @@ class ShiftedTarget:
     ) -> TargetOutput:
         """See `lattice_bpd.verify.target.TargetModel`; position ids are always passed."""
         if position_ids is None:
-            width = get_width(cache)
+            width = int(cache.get_seq_length())
             steps = torch.arange(width, width + input_ids.shape[1], device=input_ids.device)
             position_ids = steps.expand(len(input_ids), -1)
         output: TargetOutput = self._target(
@@ -140,9 +140,10 @@ class Prefill:
             output = base(**inputs, return_dict=True)
         finally:
             handle.remove()
-        if get_width(cache) != self._input_ids.shape[1]:
+        width = int(cache.get_seq_length())
+        if width != self._input_ids.shape[1]:
             raise ValueError(
-                f"CustomGenerate: {type(base).__name__} reads {get_width(cache)} positions for a "
+                f"CustomGenerate: {type(base).__name__} reads {width} positions for a "
                 f"prompt of {self._input_ids.shape[1]} tokens; expected one for each token; use "
                 "the model's own generate"
             )

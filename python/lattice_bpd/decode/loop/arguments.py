@@ -1,17 +1,70 @@
-"""Argument checks of `decode` and `generate`."""
+"""Arguments of `decode` and `generate`: their checks, and the options of the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.nn.modules.dropout import _DropoutNd
 
 from lattice_bpd.arguments import check_int
+from lattice_bpd.decode.constraint.protocol import Constraint
+from lattice_bpd.decode.loop.text_cache import TextCaches
+from lattice_bpd.decode.state.text_rules import TextRules, TokenRecords
+from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
+from lattice_bpd.verify.greedy import TokenSelector
+from lattice_bpd.verify.target import TargetOutput
 
 MAX_NEW_TOKENS = 64
 """Most tokens to decode if neither the caller nor a generation config sets it."""
+
+
+@dataclass
+class Options:
+    """Options of the decoding loop, independent of the drafter.
+
+    Attributes:
+        limits: most tokens to decode, for each sequence.
+        limited_by_positions: for each sequence, whether its limit is the target's positions.
+        stop_token_ids: decoding ends after the first of these, which is kept.
+        layout: verification layout: "auto", "tree", "rows", or "chain", one draft.
+        streamer: of `transformers`; receives the decoded tokens one at a time.
+        streams_prompt: whether it receives the prompt first.
+        acceptance: acceptance rule.
+        rules: logits processors and stopping criteria of each sequence; None: neither.
+        prefill: reads the prompts instead of the target's `read_prompts`; takes the cache to fill,
+            or None, and returns the same as `read_prompts`.
+        selectors: one for each sequence, instead of the acceptance rule's.
+        records: of each sequence, filled by the loop; None: nothing is recorded.
+        caches: KV caches that the texts continue, and that are filled with them; None: none.
+        constraint: constraint on the new tokens; None: no constraint.
+        static_cache: use a KV cache of fixed size, for compiled targets.
+        max_draft_nodes: most draft tokens of a call, for which a static cache needs capacity.
+        reread_length: tokens of a text at which the target's own `generate` drops its cache and
+            reads the whole text again; None: it never does. Set when the prompts are read.
+        certificate: whether to certify the output; "report": the verdict "different" does not
+            raise.
+    """
+
+    limits: list[int]
+    limited_by_positions: list[bool]
+    stop_token_ids: frozenset[int] = frozenset()
+    layout: str = "auto"
+    streamer: Any = None
+    streams_prompt: bool = True
+    acceptance: Acceptance = field(default_factory=Exact)
+    rules: list[TextRules] | None = None
+    prefill: Callable[[Any], tuple[TargetOutput, Any]] | None = None
+    selectors: list[TokenSelector] | None = None
+    records: list[TokenRecords] | None = None
+    caches: TextCaches | None = None
+    constraint: Constraint | None = None
+    static_cache: bool = False
+    max_draft_nodes: int = 256
+    reread_length: int | None = None
+    certificate: bool | str = False
 
 
 def check_max_new_tokens(value: Any) -> int:

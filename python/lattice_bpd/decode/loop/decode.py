@@ -1,26 +1,73 @@
-"""`decode`: decodes one text or a batch with a drafter object."""
+"""`decode`: decodes one text or a batch with a drafter object; what is around the loop."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
+from lattice_bpd.decode.certificate.certificate import (
+    Certificate,
+    CertificateError,
+    MarginSelector,
+    certify,
+)
 from lattice_bpd.decode.constraint.protocol import Constraint, check_constraint
+from lattice_bpd.decode.constraint.selector import start_constrained
 from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.loop.arguments import (
     MAX_NEW_TOKENS,
+    Options,
     check_max_new_tokens,
     check_stop_tokens,
     ending_stream,
     is_batch,
 )
-from lattice_bpd.decode.loop.loop import DecodeResult, Options, run_loop
-from lattice_bpd.decode.loop.prompts import Prompts, check_prompts
-from lattice_bpd.decode.state.heads import HeadsOrCallable
-from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.loop.loop import _Run
+from lattice_bpd.decode.loop.prompts import Prompts, check_prompts, read_prompts
+from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.decode.state.statistics import DecodeStats
+from lattice_bpd.decode.state.text_rules import RecordingSelector, TextRules, TokenRecords
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
+from lattice_bpd.verify.greedy import TokenSelector
+
+
+@dataclass
+class DecodeResult:
+    """A decoded text.
+
+    Attributes:
+        token_ids: the decoded tokens without the prompt, including a stop token.
+        finish: "stop_token", "length" (max_new_tokens reached), "positions" (the target has no
+            further positions), "criterion" (another stopping criterion, such as a stop string) or
+            "constraint" (no token may follow, not even a stop token).
+        stats: counts and stage times.
+        acceptance: name of the acceptance rule.
+        lossless: whether that rule preserves the target's own output.
+        certificate: margins and checked positions, if requested.
+        notes: deviations from the requested options, a sentence each.
+        text: the decoded tokens as text, if a tokenizer was given.
+        logprobs: for each decoded token {token id: log probability}, see `generate`; None: not
+            requested.
+        cache: the KV cache of prompt and output, for `cache=` of the next call; None: not
+            requested.
+    """
+
+    token_ids: list[int]
+    finish: str
+    stats: DecodeStats
+    acceptance: str = "exact"
+    lossless: bool = True
+    certificate: Certificate | None = None
+    notes: list[str] = field(default_factory=list)
+    text: str | None = None
+    logprobs: list[dict[int, float]] | None = None
+    cache: Any = None
 
 
 def decode(
@@ -211,3 +258,136 @@ def _one_for_each(drafter: Drafter | Sequence[Drafter], count: int) -> list[Draf
             )
         return list(drafter)
     return [drafter] * count
+
+
+@torch.inference_mode()
+def run_loop(
+    model: DraftingModel, prompts: Prompts, drafters: Sequence[Drafter], options: Options
+) -> list[DecodeResult]:
+    """Decode all prompts together.
+
+    Args:
+        model: target and heads.
+        prompts: checked prompts.
+        drafters: one for each prompt; prompts may share a drafter.
+        options: see Options.
+
+    Returns:
+        A result for each prompt, in order.
+    """
+    if options.caches is not None:
+        refusal = "the model prepares the prompt itself" if options.prefill is not None else None
+        options.caches.load(model, "it has a fixed size" if options.static_cache else refusal)
+    inner = _start_selectors(options, prompts)
+    constrained = None
+    if options.constraint is not None:
+        constrained = start_constrained(
+            options.constraint, options.stop_token_ids, inner or [None] * len(prompts.tokens)
+        )
+    outer: Sequence[TokenSelector] | None = constrained or inner
+    if outer is not None:
+        outer = _recording(outer, options.records)
+    options = replace(options, selectors=outer)
+    seconds: dict[str, float] = defaultdict(float)
+    clock = DecodeStats(seconds=seconds)
+    with clock.stage("total"):
+        with clock.stage("prompt"):
+            first, cache = read_prompts(model, prompts, options)
+        states = [
+            DecodeState(model, list(tokens), len(tokens), verified.hidden, limit,
+                        DecodeStats(target_calls=1, seconds=seconds))
+            for tokens, verified, limit in zip(prompts.tokens, first, options.limits, strict=True)
+        ]  # fmt: skip
+        for number, state in enumerate(states):
+            state.selector = None if inner is None else inner[number]
+            state.constrained = None if constrained is None else constrained[number]
+            state.source = cache.source_of(number)
+            state.is_chain = options.layout == "chain" or model.target.is_recurrent
+        run = _Run(model, options, list(drafters), states, cache, seconds)
+        run.active = list(range(len(states)))
+        for number, verified in enumerate(first):
+            run.append(number, verified, is_prompt=True)
+        run.drop_finished()
+        try:
+            while run.active:
+                run.step()
+        finally:
+            model.target.reset_frequencies()  # the next text is not to depend on this one
+        if options.caches is not None:
+            options.caches.store(model)
+    return _results(run, prompts)
+
+
+def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector] | None:
+    """One for each sequence; None: argmax."""
+    if options.selectors is not None:
+        return options.selectors
+    started: list[TokenSelector | None] = [
+        MarginSelector() if options.certificate else options.acceptance.start(number, tokens)
+        for number, tokens in enumerate(prompts.tokens)
+    ]
+    rules = options.rules
+    if options.records is not None:
+        if rules is None:
+            pairs = zip(prompts.tokens, options.limits, strict=True)
+            rules = [TextRules.plain(tokens, limit) for tokens, limit in pairs]
+        texts = zip(rules, started, options.records, strict=True)
+        return [text_rules.start(selector, record) for text_rules, selector, record in texts]
+    if rules is not None and not all(text_rules.is_plain for text_rules in rules):
+        both = zip(rules, started, strict=True)
+        return [text_rules.start(selector) for text_rules, selector in both]
+    return [selector for selector in started if selector is not None] or None
+
+
+def _recording(
+    selectors: Sequence[TokenSelector], records: list[TokenRecords] | None
+) -> list[TokenSelector]:
+    """The selectors, with those of texts whose logits are recorded wrapped."""
+    if records is None:
+        return [*selectors]
+    return [
+        selector if record.logits is None else RecordingSelector(selector, record)
+        for selector, record in zip(selectors, records, strict=True)
+    ]
+
+
+def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
+    """Build the results: divide the seconds, count relaxed tokens, make certificates."""
+    states, rule = run.states, run.options.acceptance
+    shares = {name: value / len(states) for name, value in run.seconds.items()}
+    shapes = {("prompt", len(states), max(prompts.lengths)), *run.shapes}
+    results = []
+    for number, (state, prompt) in enumerate(zip(states, prompts.tokens, strict=True)):
+        state.stats.seconds = dict(shares)
+        state.stats.count_relaxed(getattr(state.selector, "regrets", ()))
+        result = DecodeResult(
+            state.new_tokens, state.finish or "length", state.stats, rule.name, rule.lossless
+        )
+        if state.stats.flattened_trees:
+            result.notes.append(
+                f"{state.stats.flattened_trees} draft trees were verified as their best chain: "
+                f"{run.model.target.refuses_tree()}"
+            )
+        caches = run.options.caches
+        if caches is not None:
+            result.cache, state.stats.cached_tokens = caches.caches[number], caches.reused[number]
+            if caches.refusal is not None:
+                result.notes.append(f"cache holds no tokens: {caches.refusal}")
+        if run.options.records is not None:
+            logprobs = run.options.records[number].logprobs
+            result.logprobs = None if logprobs is None else logprobs[: len(result.token_ids)]
+        margins = getattr(state.selector, "selector", state.selector)
+        if isinstance(margins, MarginSelector):
+            result.certificate = certify(
+                run.model,
+                prompt,
+                result.token_ids,
+                margins,
+                shapes,
+                len(states),
+                state.source,
+            )
+            if result.certificate.verdict == "different" and run.options.certificate != "report":
+                raise CertificateError(result.certificate)
+        results.append(result)
+    return results

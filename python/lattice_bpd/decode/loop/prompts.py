@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import StaticCache
 
-from lattice_bpd.decode.loop.arguments import check_evaluation_mode
-from lattice_bpd.decode.state.heads import HiddenStateHeads
-from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.models.lm_call import check_hidden
+from lattice_bpd.decode.loop.arguments import Options, check_evaluation_mode
+from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
+from lattice_bpd.models.forward import check_hidden
 from lattice_bpd.token_ids import integer_array
-from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache
-from lattice_bpd.verify.batch_probe import find_batch_refusal
-from lattice_bpd.verify.cache import check_cache
-from lattice_bpd.verify.cache_probe import find_cache_refusal
-from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache, StackedCache
+from lattice_bpd.verify.cache import RecurrentCache, check_cache, find_mixers
+from lattice_bpd.verify.greedy import NO_CANDIDATES, Verification, greedy_tokens
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.preparation import find_reread
-from lattice_bpd.verify.recurrent import RecurrentCache, find_mixers
-from lattice_bpd.verify.stacked_cache import StackedCache
-from lattice_bpd.verify.verification import NO_CANDIDATES, Verification
-
-if TYPE_CHECKING:
-    from lattice_bpd.decode.loop.loop import Options
+from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
 
 _MAX_EXTRA_CAPACITY = 512  # cache positions allocated after the prompt; the cache can grow
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lattice_bpd.decode.state.heads import DraftHeads
-from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.model import DraftHeads, DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
 

@@ -1,28 +1,175 @@
-"""The target with its draft heads."""
+"""The target with its draft heads, and the interface of heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lattice_bpd.decode.state.heads import (
-    DraftHeads,
-    HeadsOrCallable,
-    HiddenStateHeads,
-    as_draft_heads,
-    check_head_logits,
-)
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.head_files import warn_of_other_target
+from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
 from lattice_bpd.models.lm_call import unwrap_model
+from lattice_bpd.models.medusa import MedusaHeads
+from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.verify.target import CausalLMTarget, build_target
+from lattice_bpd.vocabulary import check_same_ids
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.sequence import DecodeState
+
+
+@runtime_checkable
+class DraftHeads(Protocol):
+    """Computes the scores of a lattice from the states of sequences.
+
+    Heads that read only the last hidden state need not implement it: a callable
+    `(B, D) -> (B, H, V)` is wrapped, and passed `exact_tokens` if it has such a parameter.
+
+    Attributes:
+        num_slots: H; None if unknown before the first call.
+        hidden_layers: optional; indices of the target's decoder layers, from 0, whose outputs
+            these heads read (-1: the input embeddings). The decoding loop then provides them for
+            every token that the target has read and the text keeps: `DecodeState.take_features`.
+    """
+
+    num_slots: int | None
+
+    def read_states(self, states: Sequence[DecodeState]) -> Tensor | LatticeInput:
+        """Scores of the next positions.
+
+        Args:
+            states: B sequences. Heads can keep data of their own, such as a KV cache, in
+                `state.memory`.
+
+        Returns:
+            Logits (B, H, V) float, slot 0 for the token after `state.tokens`; or the best
+            candidates of each slot, with transition scores if there are any.
+        """
+        ...
+
+
+HeadsOrCallable = (
+    DraftHeads | HeadSource | BlockwiseHeads | BlockwiseLM | Callable[[Tensor], Tensor]
+)
+"""Types of the argument `heads`."""
+
+
+class HiddenStateHeads:
+    """A callable on the last hidden state, as DraftHeads.
+
+    Args:
+        function: hidden states (B, D) float -> logits (B, H, V) float, or candidates.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.num_slots: int | None = getattr(function, "num_slots", None)
+        self._function, self._takes_exact_tokens = function, _takes_exact_tokens(function)
+
+    def read_states(self, states: Sequence[DecodeState]) -> Any:
+        """See DraftHeads."""
+        if len(states) == 1:
+            return self.logits(states[0].hidden[None], states[0].tokens[-1:])
+        hidden = torch.stack([state.hidden for state in states])
+        return self.logits(hidden, [state.tokens[-1] for state in states])
+
+    def logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Any:
+        """The function's output for hidden states (B, D) and the (B,) tokens selected from them."""
+        if exact_tokens is None or not self._takes_exact_tokens:
+            return self._function(hidden)
+        return self._function(hidden, exact_tokens=torch.tensor(exact_tokens, device=hidden.device))
+
+
+def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
+    """Heads of any accepted kind as DraftHeads.
+
+    BlockwiseHeads and MedusaHeads are moved to the device and dtype of the target.
+
+    Args:
+        heads: DraftHeads, an object with a method `as_draft_heads(target) -> DraftHeads`, such as
+            a BlockDrafter, a callable, BlockwiseHeads or None.
+        target: whose embeddings heads may use.
+
+    Raises:
+        TypeError: none of these.
+        ValueError: heads of another width or vocabulary, or for another kind of target.
+    """
+    if hasattr(heads, "as_draft_heads"):
+        bound: DraftHeads = heads.as_draft_heads(target)
+        return bound
+    if heads is None or isinstance(heads, DraftHeads):
+        return heads
+    if isinstance(heads, (BlockwiseHeads, MedusaHeads, VocabularyHeads)):
+        heads.to(device=target.device, dtype=target.base.dtype)
+    if isinstance(heads, VocabularyHeads):
+        heads.attach(target.base)
+        candidates = HiddenStateHeads(heads.lattice)
+        candidates.num_slots = heads.num_slots
+        return candidates
+    if isinstance(heads, BlockwiseHeads):
+        embedding: Any = target.embedding
+        weight = getattr(embedding, "weight", None)
+        if not isinstance(weight, Tensor):
+            raise TypeError(
+                f"decode: the output embedding of {type(target.base).__name__} is a "
+                f"{type(embedding).__name__} without a weight matrix, so these heads cannot be "
+                "compared with it; expected an nn.Linear; load the model with an unquantized "
+                "output embedding, or decode without heads"
+            )
+        check_heads(heads, weight)
+
+        def through_embedding(hidden: Tensor) -> Tensor:
+            return project_states(embedding, heads(hidden))
+
+        wrapped = HiddenStateHeads(through_embedding)
+        wrapped.num_slots = heads.num_slots
+        return wrapped
+    if not callable(heads):
+        is_path = isinstance(heads, (str, Path))
+        advice = f"; load them with load_heads({str(heads)!r}) of lattice_bpd.models"
+        raise TypeError(
+            f"decode: heads is a {type(heads).__name__}; expected a callable that turns hidden "
+            f"states (B, D) into logits (B, H, V), or DraftHeads{advice if is_path else ''}"
+        )
+    return HiddenStateHeads(heads)
+
+
+def check_head_logits(logits: Any, rows: int, vocab_size: int) -> Tensor:
+    """The logits (rows, H, V), V the target's: -inf for ids that the heads lack.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: another shape.
+    """
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
+            "(B, H, V) for hidden states (B, D)"
+        )
+    shape = logits.shape
+    if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
+        raise ValueError(
+            f"decode: heads returned logits of shape {tuple(shape)} for {rows} hidden states; "
+            "expected (B, H, V) with one slot or more"
+        )
+    check_same_ids("decode", "heads", shape[2], vocab_size)
+    if shape[2] < vocab_size:
+        return nn.functional.pad(logits, (0, vocab_size - shape[2]), value=float("-inf"))
+    return logits[..., :vocab_size]
+
+
+def _takes_exact_tokens(function: Any) -> bool:
+    """Whether a callable has a parameter `exact_tokens`."""
+    try:
+        called = function.forward if isinstance(function, nn.Module) else function
+        return "exact_tokens" in inspect.signature(called).parameters
+    except (TypeError, ValueError):  # some C functions have no signature
+        return False
 
 
 class DraftingModel:

@@ -11,10 +11,10 @@ from torch import Tensor
 from lattice_bpd.decode.constraint.selector import ConstrainedSelector
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.verify.verification import TokenSelector
+from lattice_bpd.verify.greedy import TokenSelector
 
 
-@dataclass
+@dataclass(eq=False)
 class DecodeState:
     """The state of one sequence, which drafters read.
 
@@ -79,9 +79,11 @@ class DecodeState:
         longest = self.limit - (length - self.prompt_length) - 1
         if model.max_positions is not None and model.max_positions - length < longest:
             longest = model.max_positions - length
-        of_call = model.target.max_draft_length(length - 1)
-        if of_call is not None and of_call < longest:
-            longest = of_call
+        limits = model.target.limits
+        if limits.boundaries or limits.capacity is not None:
+            of_call = model.target.max_draft_length(length - 1)
+            if of_call is not None and of_call < longest:
+                longest = of_call
         self.max_draft_length = longest if longest > 0 else 0
         slots = model.num_slots
         self.num_slots = slots if slots is not None and slots < longest else self.max_draft_length

@@ -1,4 +1,4 @@
-"""Logits processors and stopping criteria of a text, prepared by `model.generate`.
+"""Logits processors and stopping criteria of a text, prepared by `model.generate`; its records.
 
 `CustomGenerate` receives them from `model.generate`. `decode.generate` calls the same `generate`
 with a callable that records its arguments, so transformers builds them in both cases.
@@ -21,12 +21,10 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from lattice_bpd.verify.greedy import greedy_tokens
-from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
+from lattice_bpd.verify.greedy import DraftCandidates, TokenSelector, greedy_tokens
 
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.batch_rules import RowCheck
-    from lattice_bpd.decode.state.token_records import TokenRecords
 
 # Sampling settings; without sampling transformers only warns about them.
 _SAMPLING = (
@@ -41,6 +39,81 @@ _UNUSED = {
     "output_attentions": False,
     "output_hidden_states": False,
 }
+
+
+class TokenRecords:
+    """Records of one text, filled while it is decoded.
+
+    Args:
+        logits: whether to record the target's logits.
+        scores: whether to record the logits after processors.
+        logprobs: k, the most likely tokens whose log probabilities are recorded; None: none are.
+
+    Attributes:
+        logits: (V,) float32 for each token; None: not recorded.
+        scores: the same.
+        logprobs: for each token {token id: log probability}, the k most likely tokens, best first,
+            and the decoded token; None: not recorded.
+        selector: selects the tokens; set when decoding starts.
+    """
+
+    def __init__(
+        self, *, logits: bool = False, scores: bool = False, logprobs: int | None = None
+    ) -> None:
+        self.logits: list[Tensor] | None = [] if logits else None
+        self.scores: list[Tensor] | None = [] if scores else None
+        self.logprobs: list[dict[int, float]] | None = None if logprobs is None else []
+        self.selector: ProcessedSelector | None = None
+        self._count = logprobs or 0
+
+    def add_logits(self, logits: Tensor) -> None:
+        """Record (V,) logits of the target, before a constraint and processors."""
+        if self.logits is not None:
+            self.logits.append(logits.to(torch.float32, copy=True))
+
+    def add(self, scores: Tensor, token: int, rule: Any = None) -> None:
+        """Record what a token was selected from.
+
+        Args:
+            scores: (V,) float32, processed logits.
+            token: the selected token.
+            rule: selector of the acceptance rule, which may change their distribution.
+        """
+        if self.scores is not None:
+            self.scores.append(scores)
+        if self.logprobs is None:
+            return
+        distribution = getattr(rule, "distribution", None)
+        if distribution is not None:
+            scores = torch.from_numpy(distribution(scores))
+        every = scores.float().log_softmax(dim=-1)
+        best = every.topk(self._count)
+        row = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        row.setdefault(token, float(every[token]))
+        self.logprobs.append(row)
+
+
+class RecordingSelector:
+    """Records the target's logits for each token that another selector selects.
+
+    Args:
+        inner: the selector.
+        records: of its text.
+
+    Attributes:
+        ended: whether the last selected token ended the text.
+    """
+
+    def __init__(self, inner: TokenSelector, records: TokenRecords) -> None:
+        self._inner, self._records, self.ended = inner, records, inner.ended
+
+    def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
+        """See TokenSelector."""
+        token = self._inner.choose(logits, candidates)
+        self.ended = self._inner.ended
+        if token is not None:
+            self._records.add_logits(logits)
+        return token
 
 
 @dataclass
@@ -128,7 +201,7 @@ class ProcessedSelector:
         return getattr(self.selector, "regrets", ())
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
-        """See `lattice_bpd.verify.verification.TokenSelector`.
+        """See `lattice_bpd.verify.greedy.TokenSelector`.
 
         Raises:
             ValueError: NaN among the processed logits.

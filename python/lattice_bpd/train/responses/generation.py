@@ -20,11 +20,10 @@ from lattice_bpd.decode.loop.prompts import check_prompts
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules, merge_settings, prepare_rules
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
-from lattice_bpd.verify.batch_probe import find_batch_refusal
-from lattice_bpd.verify.greedy import greedy_tokens
-from lattice_bpd.verify.stacked_cache import StackedCache
+from lattice_bpd.verify.batch_cache import StackedCache
+from lattice_bpd.verify.greedy import NO_CANDIDATES, greedy_tokens
+from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.target import CausalLMTarget
-from lattice_bpd.verify.verification import NO_CANDIDATES
 
 _POSITIONS = 32_768  # cache positions of a batch: rows x longest text
 _FREE = 64  # cache positions between two rearrangements of the rows

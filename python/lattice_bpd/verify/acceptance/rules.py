@@ -14,8 +14,13 @@ from torch import Tensor
 
 from lattice_bpd.arguments import check_int, check_number
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
-from lattice_bpd.verify.greedy import FloatRow, greedy_token, logits_row
-from lattice_bpd.verify.verification import DraftCandidates, TokenSelector
+from lattice_bpd.verify.greedy import (
+    DraftCandidates,
+    FloatRow,
+    TokenSelector,
+    greedy_token,
+    logits_row,
+)
 
 
 class Acceptance(Protocol):
@@ -139,7 +144,7 @@ class RelaxedSelector:
         self.regrets: list[tuple[int, float]] = []
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:
-        """See `lattice_bpd.verify.verification.TokenSelector`.
+        """See `lattice_bpd.verify.greedy.TokenSelector`.
 
         Raises:
             ValueError: a NaN among the logits.

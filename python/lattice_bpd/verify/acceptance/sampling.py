@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lattice_bpd import _core
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd.verify.verification import DraftCandidates
+from lattice_bpd.verify.greedy import DraftCandidates
 
 Seed = int | Sequence[int]
 
@@ -141,7 +141,7 @@ class SampledSelector(_TextState):
     """
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
-        """See `lattice_bpd.verify.verification.TokenSelector`."""
+        """See `lattice_bpd.verify.greedy.TokenSelector`."""
         token = _core.sample_token(self.distribution(logits), 1.0, self.key, self.position)
         self.position += 1
         return token
@@ -232,7 +232,7 @@ class RejectionSelector(_TextState):
         self._lenience = lenience
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:
-        """See `lattice_bpd.verify.verification.TokenSelector`."""
+        """See `lattice_bpd.verify.greedy.TokenSelector`."""
         sampled_from = candidates.sampled_from
         draws = [] if sampled_from is None else candidates.token_ids
         token_ids, probabilities = ((), ()) if sampled_from is None else sampled_from

@@ -14,8 +14,7 @@ from lattice_bpd.build.bootstrap import Interval, bootstrap_block_efficiency
 from lattice_bpd.decode.certificate.noise import follow_text
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
-from lattice_bpd.decode.loop.decode import decode
-from lattice_bpd.decode.loop.loop import DecodeResult
+from lattice_bpd.decode.loop.decode import DecodeResult, decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig

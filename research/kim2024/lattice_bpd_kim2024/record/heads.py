@@ -18,8 +18,7 @@ import numpy as np
 from lattice_bpd.build.call_costs import ROUNDS, context_length, now, token_text
 from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
 from lattice_bpd.decode.loop.decode import decode
-from lattice_bpd.decode.state.heads import HiddenStateHeads
-from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.lattice.lattice_input import LatticeInput

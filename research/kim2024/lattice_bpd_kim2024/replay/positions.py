@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
-from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
@@ -72,18 +72,14 @@ class PositionBatch:
     def lattice(self, options: DraftConfig) -> Candidates | LatticeInput:
         """The top_k best candidates with the scores that decoding searches with."""
         top = self.top(options.top_k)
-        lattice = LatticeInput(top.token_ids, top.scores)
-        if self.transitions is not None:
-            found = self.transitions.cut(self.candidates.token_ids.shape[1], options.top_k)
-            lattice = LatticeInput(
-                *(top.token_ids, top.scores, found.start, found.scores),
-                unary=found.unary, normalization=found.normalization,
-            )  # fmt: skip
-        if options.normalization is not None:
-            normalization = cast("Normalization", options.normalization)
-            lattice = replace(lattice, normalization=normalization)
-        is_plain = lattice.transitions is None and lattice.normalization == "global"
-        return top if is_plain else lattice
+        if self.transitions is None:
+            return options.lattice_of(top)
+        found = self.transitions.cut(self.candidates.token_ids.shape[1], options.top_k)
+        lattice = LatticeInput(
+            *(top.token_ids, top.scores, found.start, found.scores),
+            unary=found.unary, normalization=found.normalization,
+        )  # fmt: skip
+        return options.lattice_of(lattice)
 
     def accept_lengths(self, paths: npt.NDArray[np.int32]) -> Int64Array:
         """(B,) the longest agreement of paths (B, p, S) with what greedy wrote."""

@@ -1,0 +1,195 @@
+"""Probes of what a target can do: a draft in one call, masks of trees, masks of batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lattice_bpd.models.model_facts import facts_of
+from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.memory import is_lack_of_memory, try_once
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.rounding import logits_match, read_tokens
+from lattice_bpd.verify.verification import lay_out_rows
+
+_PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3]
+_LONG, _SHORT = [1, 2, 3, 5, 4, 6, 7], [8, 5, 9]
+
+
+def find_cache_refusal(target: Any) -> str | None:
+    """Why drafts cannot be verified in one call, or None; probed once per model.
+
+    Args:
+        target: a CausalLMTarget whose layers are attention; for others see `find_mixers`.
+    """
+    return try_once(facts_of(target.base), "cache refusal", lambda: _try_cache(target))
+
+
+@torch.inference_mode()
+def _try_cache(target: Any) -> str | None:
+    name = type(target.base).__name__
+    try:
+        together = _read_parts(target, _PROMPT, [_NEXT])
+        singly = _read_parts(target, _PROMPT, [[token] for token in _NEXT])
+        without = _read_parts(target, _PROMPT[-1:], [_NEXT])  # as if the cache were empty
+    except Exception as error:
+        if str(error).startswith("decode:") or is_lack_of_memory(error):
+            raise
+        return f"{name} fails on tokens that follow a cache ({type(error).__name__}: {error})"
+    if bool(torch.isnan(singly).any()):
+        return None  # the first call of decoding reports it
+    if logits_match(target.base, together, singly, without):
+        return None
+    return (
+        f"{name} gives other logits for several tokens at once than for one after another: it "
+        "reads them in both directions (then set is_decoder=True in its config), or keeps a state "
+        "outside its cache"
+    )
+
+
+def _read_parts(target: Any, prompt: list[int], parts: list[list[int]]) -> Tensor:
+    """(N, V) logits of the tokens after the prompt, which is read in one call, as each part is."""
+    cache, start = target.new_cache(), 0
+    logits = []
+    for part in (prompt, *parts):
+        logits.append(read_tokens(target, part, cache, start))
+        start += len(part)
+    return torch.cat(logits[1:])
+
+
+def find_tree_refusal(target: Any) -> str | None:
+    """Why the target cannot use tree attention, or None; probed once per model.
+
+    Args:
+        target: see `lattice_bpd.verify.target.build_target`.
+
+    Raises:
+        RuntimeError, MemoryError: no memory for the probe; no result is stored.
+    """
+    name = type(target.base).__name__
+    if target.is_recurrent:
+        return f"{name} keeps a recurrent state, which cannot branch"
+    window = target.windows.by_cache_position
+    if window is not None:
+        return (
+            f"{name} has layers that see the last {window} cache positions, whichever tokens they "
+            "hold"
+        )
+    implementation = str(getattr(target.base.config, "_attn_implementation", "eager"))
+    facts, key = facts_of(target.base), ("tree refusal", implementation)
+    if key not in facts:
+        facts[key] = _try_tree(target, implementation)
+    refusal: str | None = facts[key]
+    return refusal
+
+
+@torch.inference_mode()
+def _try_tree(target: Any, implementation: str) -> str | None:
+    """Compare a token that has a sibling in its row with the same token alone."""
+    name = type(target.base).__name__
+    if implementation not in ("eager", "sdpa"):
+        return (
+            f"attention implementation {implementation!r} takes no custom mask; load the model "
+            "with attn_implementation='sdpa' or 'eager'"
+        )
+    if not target.takes_positions:
+        return f"{type(target.base.base_model).__name__} takes no position ids"
+    ids = [index % target.vocab_size for index in (1, 2, 3, 5, 4)]
+    # tokens 0 1 2 are the text; 3 and 4 both follow it
+    allowed = torch.ones(5, 5, dtype=torch.bool).tril()
+    allowed[4, 3] = False
+    mask = torch.zeros(1, 1, 5, 5, dtype=target.dtype)
+    mask.masked_fill_(~allowed, torch.finfo(target.dtype).min)
+    mask = mask.to(target.device)
+    positions = torch.tensor([[0, 1, 2, 3, 3]], device=target.device)
+
+    def last_logits(tokens: list[int], positions: Tensor, **masks: Any) -> Tensor:
+        row = torch.tensor([tokens], device=target.device)
+        logits: Tensor = target(row, target.new_cache(), position_ids=positions, **masks).logits
+        return logits[0, -1].float()
+
+    try:
+        actual = last_logits(ids, positions, attention_mask=mask, windowed_mask=mask)
+    except Exception as error:
+        if is_lack_of_memory(error):
+            raise
+        return f"{name} fails on a four-dimensional mask ({error})"
+    steps = torch.arange(5, device=target.device)[None]
+    expected, wrong = last_logits([*ids[:3], ids[4]], steps[:, :4]), last_logits(ids, steps)
+    if logits_match(target.base, actual, expected, wrong):
+        return None
+    return f"{name} does not keep to a four-dimensional mask"
+
+
+def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
+    """Why texts cannot be decoded in a batch, or None; probed once per model.
+
+    Args:
+        target: see `lattice_bpd.verify.target.build_target`.
+        padded: whether the prompts differ in length.
+    """
+    name = type(target.base).__name__
+    if not target.takes_positions:
+        return f"{name} takes no position ids, so sequences cannot progress at different speeds"
+    if target.decoder_prompt is not None:  # of an encoder-decoder, whose prompts have one length
+        return None
+    if target.is_recurrent:
+        return f"{name} keeps a recurrent state, which cannot skip padding"
+    refusal: str | None = target.refuses_tree() if target.sliding_window is not None else None
+    if refusal is not None:
+        return f"a batch over a sliding window needs four-dimensional masks: {refusal}"
+    implementation = str(getattr(target.base.config, "_attn_implementation", "eager"))
+    key = ("batch refusal", implementation, padded)
+    return try_once(facts_of(target.base), key, lambda: _try_batch(target, padded))
+
+
+@torch.inference_mode()
+def _try_batch(target: Any, padded: bool) -> str | None:
+    name = type(target.base).__name__
+    size = target.vocab_size
+    long, short = ([token % size for token in text] for text in (_LONG, _SHORT))
+    first = long if padded else long[: len(short)]
+    try:
+        actual = _read_batch(target, [first, short])
+        expected = _read_batch(target, [short])
+        wrong = _read_batch(target, [[*long[: len(long) - len(short)], *short]])
+    except Exception as error:
+        if is_lack_of_memory(error):
+            raise
+        return f"{name} fails on a batch of padded texts ({type(error).__name__}: {error})"
+    if logits_match(target.base, actual, expected, wrong):
+        return None
+    what = "padded texts" if padded else "texts that progress at different speeds"
+    return f"{name} does not keep to the attention mask of {what}"
+
+
+def _read_batch(target: Any, texts: list[list[int]]) -> Tensor:
+    """(V,) last logits of the last text, after two verifying calls that leave a hole in it."""
+    longest = max(map(len, texts))
+    rows = [[0] * (longest - len(text)) + text for text in texts]
+    padding = torch.tensor([[longest - len(text)] for text in texts])
+    steps = torch.arange(longest).expand(len(texts), -1)
+    mask = (steps >= padding).long().to(target.device) if int(padding.max()) else None
+    positions = (steps - padding).clamp(min=0).to(target.device)
+    ids = torch.tensor(rows, device=target.device)
+    _, cache = target.read_prompts(ids, mask, positions)
+    state = BatchCache(cache, [len(text) for text in texts])
+    counts = [3] * (len(texts) - 1) + [1]
+    drafted = [token % target.vocab_size for token in (2, 3)]
+    for drafts in (drafted, []):
+        trees = [PrefixTree.from_drafts(4 % target.vocab_size, [drafts]) for _ in texts]
+        call = lay_out_rows(target, state, trees)
+        output = target(
+            call.input_ids,
+            state.cache,
+            attention_mask=call.attention_mask,
+            windowed_mask=call.windowed_mask,
+            position_ids=call.position_ids,
+        )
+        kept = counts if drafts else [1] * len(texts)
+        width = call.input_ids.shape[1]
+        state.keep_rows(state.cache, list(range(len(texts))), kept, width, repeats=False)
+    logits: Tensor = output.logits[-1, 0]
+    return logits.float()
