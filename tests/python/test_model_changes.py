@@ -17,8 +17,9 @@ from transformers import (
     SwitchTransformersConfig,
     SwitchTransformersForConditionalGeneration,
 )
+from transformers.generation.streamers import BaseStreamer
 
-from lattice_bpd.decode import CustomGenerate, generate
+from lattice_bpd.decode import CustomGenerate, DraftingModel, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.models.lm_call import cache_argument
@@ -112,6 +113,42 @@ def test_changes_after_the_first_use_are_noticed(change):
     wanted = plain_generate(model, PROMPT)
     assert wanted != generated("llama")[0]
     assert decoded(model, wanted) == [wanted] * 3
+
+
+@pytest.mark.parametrize("change", [by_hook, by_forward, by_class, by_content, by_weights])
+def test_changes_between_the_texts_of_one_target_are_noticed(change):
+    drafting = DraftingModel(new_llama())
+    assert (
+        decode(drafting, PROMPT, NoDrafter(), max_new_tokens=COUNT).token_ids
+        == (generated("llama")[0])
+    )
+    change(drafting.target.base)
+    wanted = plain_generate(drafting.target.base, PROMPT)
+    assert decode(drafting, PROMPT, NoDrafter(), max_new_tokens=COUNT).token_ids == wanted
+
+
+def test_a_hook_registered_while_a_text_is_decoded_is_called():
+    class HookAfter(BaseStreamer):
+        def __init__(self, model):
+            self.model, self.left = model, 6  # the prompt, then tokens
+
+        def put(self, _value):
+            self.left -= 1
+            if self.left == 0:
+                by_hook(self.model)
+
+        def end(self):
+            pass
+
+    model = new_llama()
+    plain_model = new_llama()
+    plain = plain_model.generate(
+        torch.tensor([PROMPT]), max_new_tokens=COUNT, do_sample=False,
+        streamer=HookAfter(plain_model),
+    )  # fmt: skip
+    assert plain[0, len(PROMPT) :].tolist() != generated("llama")[0]
+    result = generate(model, PROMPT, "greedy", max_new_tokens=COUNT, streamer=HookAfter(model))
+    assert result.token_ids == plain[0, len(PROMPT) :].tolist()
 
 
 def test_what_was_refused_is_tried_again_after_a_change():
@@ -351,14 +388,21 @@ def test_a_checkpoint_s_cache_implementation_does_not_matter(own):
         generate(model, PROMPT, max_new_tokens=4, generation_config=config)
 
 
-def test_a_forward_that_passes_its_arguments_on_takes_a_cache():
-    class Passing(LlamaForCausalLM):
-        def forward(self, *arguments, **named):
-            return super().forward(*arguments, **named)
+class PassesAll(LlamaForCausalLM):
+    def forward(self, *arguments, **named):
+        return super().forward(*arguments, **named)
 
+
+class PassesNamed(LlamaForCausalLM):
+    def forward(self, input_ids=None, **named):
+        return super().forward(input_ids, **named)
+
+
+@pytest.mark.parametrize("kind", [PassesAll, PassesNamed])
+def test_a_forward_that_passes_its_arguments_on_takes_a_cache(kind):
     model = new_llama()
     name = cache_argument(model)
-    model.__class__ = Passing
+    model.__class__ = kind
     assert cache_argument(model) == name
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)

@@ -58,8 +58,7 @@ def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> 
             raise ValueError(
                 f"{where}: {name}={getattr(config, name)} cannot be honored; expected 1; {advice}"
             )
-    if where == "CustomGenerate":
-        refuse_cache(config.cache_implementation, where)
+    refuse_cache(config.cache_implementation, where)
 
 
 def refuse_cache(implementation: str | None, where: str) -> None:
