@@ -377,7 +377,7 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--drafter", "no.json"], "error: no.json: no such file or folder"),
         ([model_directory, "--strategy", "p_best", "--lm", model_directory / "tokenizer.json"],
          "not an LM file"),
-        ([tmp_path, "--tokenizer", model_directory / "tokenizer.json"], "target model cannot be"),
+        ([tmp_path, "--tokenizer", model_directory / "tokenizer.json"], "model cannot be"),
         (["no-such/model"], "expected the directory or the hub name of a causal LM"),
     ]  # fmt: skip
     for arguments, message in cases:
