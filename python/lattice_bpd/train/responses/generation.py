@@ -1,8 +1,8 @@
 """Batched generation of a target's own responses, with continuous refill.
 
 Drafters are trained on text that the target generates. Here the next prompt takes the row of a
-finished response, so no sequence waits for the longest one. Prompts are read from the longest to
-the shortest: the rows of a batch have similar lengths and little padding.
+finished response, so no sequence waits for the longest one. Prompts are read from the shortest to
+the longest: the rows of a batch have similar lengths and little padding.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lattice_bpd.decode.loop.prompts import check_prompts
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules, merge_settings, prepare_rules
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
-from lattice_bpd.verify.batch_cache import StackedCache
+from lattice_bpd.verify.batch_cache import StackedCache, StackedLayer
 from lattice_bpd.verify.greedy import NO_CANDIDATES, greedy_tokens
 from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.target import CausalLMTarget
 
 _POSITIONS = 32_768  # cache positions of a batch: rows x longest text
-_FREE = 64  # cache positions between two rearrangements of the rows
-_READ_AT_ONCE = 4  # prompts of a call, unless rows would stay free
+_READ = 512  # tokens of the prompts of a call, unless one is longer
+_GROWTH = 1.25  # of cache positions beyond those that the next prompt needs
 
 
 class Response(NamedTuple):
@@ -88,10 +88,11 @@ def generate_responses(
     check_evaluation_mode(target.base)
     texts = check_prompts(drafting, prompts).tokens
     rules = _Rules(target, acceptance, stop_token_ids, max_new_tokens)
-    order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
     queue = [(number, texts[number]) for number in order if rules.limit_of(texts[number]) > 0]
     batch = _Batch(target, rules, max_new_tokens, batch_size)
-    if batch_size > 1 and _takes_batches(target) and batch.can_start():
+    in_batches = target.windows.by_cache_position is None and find_batch_refusal(target) is None
+    if batch_size > 1 and in_batches and batch.can_start():
         yield from batch.run(queue)
         return
     for number, text in queue:
@@ -100,11 +101,6 @@ def generate_responses(
             max_new_tokens=rules.limit_of(text),
         )  # fmt: skip
         yield Response(number, result.token_ids, result.finish != "length")
-
-
-def _takes_batches(target: CausalLMTarget) -> bool:
-    """Whether padded texts of different lengths can be decoded together."""
-    return target.windows.by_cache_position is None and find_batch_refusal(target) is None
 
 
 class _Text(NamedTuple):
@@ -116,8 +112,26 @@ class _Text(NamedTuple):
     selector: Any
 
 
+class _RowLayer(StackedLayer):  # type: ignore[no-untyped-call]
+    """One layer of a cache whose texts begin at position 0 and end anywhere: none ever moves."""
+
+    ends: tuple[Any, ...]  # the index of the next keys: rows, heads, positions
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write (R, heads, 1, D) keys and values after those of their rows; return all of them."""
+        self.width += 1
+        keys, values = (
+            buffer[self.number, : len(key_states)]
+            for buffer in (self.stack.keys, self.stack.values)
+        )
+        keys[self.ends], values[self.ends] = key_states[:, :, 0], value_states[:, :, 0]
+        return keys[:, :, : self.width], values[:, :, : self.width]
+
+
 class _Batch:
-    """Rows of a KV cache whose texts all end at the same position, with padding on the left."""
+    """Texts in the first rows of a KV cache, all but their last token."""
 
     def __init__(
         self, target: CausalLMTarget, rules: _Rules, max_new_tokens: int, max_rows: int
@@ -125,8 +139,8 @@ class _Batch:
         self._target, self._rules = target, rules
         self._max_new_tokens, self._max_rows = max_new_tokens, max_rows
         self._cache: StackedCache
-        self._rows: list[_Text | None] = []
-        self._lengths: list[int] = []  # tokens of each row in the cache
+        self._texts: list[_Text] = []
+        self._lengths: list[int] = []  # tokens of each in the cache
         self._waiting: list[tuple[int, list[int]]] = []
 
     @torch.inference_mode()
@@ -136,105 +150,86 @@ class _Batch:
         cache = StackedCache.from_cache(self._target.read_prompts(ids)[1], 0)
         if cache is not None:
             self._cache = cache
+            cache.layers = [_RowLayer(cache, number) for number in range(len(cache.layers))]
         return cache is not None
 
     @torch.inference_mode()
     def run(self, queue: Sequence[tuple[int, list[int]]]) -> Iterator[Response]:
-        """Generate responses to prompts in this order, the longest first."""
+        """Generate responses to prompts in this order, the shortest first."""
         self._waiting = list(reversed(queue))
-        while self._waiting or any(self._rows):
+        while self._waiting or self._texts:
             yield from self._refill()
-            if any(self._rows):
+            if self._texts:
                 yield from self._step()
 
     def _refill(self) -> Iterator[Response]:
-        """Give free rows to the next prompts, and the cache a free position."""
-        while True:
-            waiting, active = self._waiting, sum(text is not None for text in self._rows)
-            longest = len(waiting[-1][1]) if waiting else 0
-            width, capacity = self._cache.width, self._cache.keys.shape[3]
-            is_sparse = not waiting and active and 4 * active <= 3 * len(self._rows)
-            if longest > width or width == capacity or is_sparse:
-                self._rearrange(longest)
-            free = [row for row, text in enumerate(self._rows) if text is None]
-            count = min(_READ_AT_ONCE, len(waiting), len(self._rows))
-            if not waiting or len(free) < count:
+        """Read the next prompts into free rows, several of one length at once."""
+        cache, waiting = self._cache, self._waiting
+        while waiting:
+            length = len(waiting[-1][1])
+            capacity = length + self._max_new_tokens + 1
+            rows = max(1, min(self._max_rows, _POSITIONS // capacity))
+            count, active = min(len(waiting), rows, max(1, _READ // length)), len(self._texts)
+            while len(waiting[-count][1]) > length:
+                count -= 1
+            if active + count > rows:
                 return
-            yield from self._read([waiting.pop() for _ in range(count)], free[:count])
+            if capacity > cache.keys.shape[3] or rows > cache.keys.shape[1]:
+                used = max(self._lengths, default=0)
+                for name in ("keys", "values"):
+                    old = getattr(cache, name)
+                    layers, _, heads, _, size = old.shape
+                    new = old.new_zeros((layers, rows, heads, int(_GROWTH * capacity), size))
+                    new[:, :active, :, :used] = old[:, :active, :, :used]  # zeros, not NaN, beyond
+                    setattr(cache, name, new)
+            yield from self._read([waiting.pop() for _ in range(count)])
 
-    def _rearrange(self, longest: int) -> None:
-        """Move the active rows to a new cache, as wide as they and a prompt of this length."""
-        cache = self._cache
-        keep = [row for row, text in enumerate(self._rows) if text is not None]
-        lengths = [self._lengths[row] for row in keep]
-        width, count = max([longest, *lengths]), len(keep)
-        if self._waiting:
-            fitting = _POSITIONS // (width + self._max_new_tokens)
-            count = max(count, min(fitting, self._max_rows, count + len(self._waiting)), 1)
-        copied = min(width, cache.width)
-        index = torch.tensor(keep, dtype=torch.long, device=cache.keys.device)
-        buffers = []
-        for old in (cache.keys, cache.values):
-            layers, _, heads, _, size = old.shape
-            new = old.new_zeros(layers, count, heads, width + _FREE, size)  # no NaN in padding
-            kept = old.narrow(3, cache.width - copied, copied).index_select(1, index)
-            new[:, : len(keep), :, width - copied : width] = kept
-            buffers.append(new)
-        self._cache = StackedCache(buffers[0], buffers[1], width)
-        free = count - len(keep)
-        self._rows = [*(self._rows[row] for row in keep), *[None] * free]
-        self._lengths = [*lengths, *[0] * free]
-
-    def _read(self, prompts: list[tuple[int, list[int]]], rows: list[int]) -> Iterator[Response]:
-        """Read prompts into free rows."""
-        longest = max(len(text) for _, text in prompts)
-        padding = torch.tensor([[longest - len(text)] for _, text in prompts])
-        ids = torch.tensor([[0] * (longest - len(text)) + text for _, text in prompts])
-        steps, device = torch.arange(longest), self._target.device
-        mask = (steps >= padding).long().to(device) if int(padding.max()) else None
-        output, cache = self._target.read_prompts(
-            ids.to(device), mask, (steps - padding).clamp(min=0).to(device)
-        )
+    def _read(self, prompts: list[tuple[int, list[int]]]) -> Iterator[Response]:
+        """Read prompts of one length, which need no mask."""
+        length, first = len(prompts[0][1]), len(self._texts)
+        ids = torch.tensor([text for _, text in prompts], device=self._target.device)
+        output, cache = self._target.read_prompts(ids)
         source = cast("StackedCache", StackedCache.from_cache(cache, 0))  # see can_start
-        index, end = torch.tensor(rows, device=device), self._cache.width
         for new, old in ((self._cache.keys, source.keys), (self._cache.values, source.values)):
-            new[:, index, :, end - longest : end] = old[:, :, :, :longest]
-        for row, (number, text) in zip(rows, prompts, strict=True):
-            limit, selector = self._rules.limit_of(text), self._rules.start(number, text)
-            self._rows[row], self._lengths[row] = _Text(number, [], limit, selector), len(text)
-        yield from self._append(rows, output.logits[:, -1])
+            new[:, first : first + len(prompts), :, :length] = old[:, :, :, :length]
+        for number, text in prompts:
+            selector = self._rules.start(number, text)
+            self._texts.append(_Text(number, [], self._rules.limit_of(text), selector))
+            self._lengths.append(length)
+        yield from self._append(first, output.logits[:, -1])
 
     def _step(self) -> Iterator[Response]:
-        """One call of the target for all rows."""
+        """One call of the target for all texts."""
         cache, device = self._cache, self._target.device
-        ids = torch.tensor([[text.new[-1] if text else 0] for text in self._rows], device=device)
-        lengths = torch.tensor(self._lengths)[:, None]
-        mask, windowed = self._masks(lengths)
+        # A position that no text sees: without a mask some kernels are ten times slower.
+        cache.set_width(max(self._lengths) + 1)
+        lengths = torch.tensor(self._lengths, device=device)
+        for layer in cast("list[Any]", cache.layers):
+            layer.ends = torch.arange(len(lengths), device=device), slice(None), lengths
+        mask, windowed = self._masks(lengths[:, None])
         output = self._target(
-            ids, cache, attention_mask=mask, windowed_mask=windowed,
-            position_ids=lengths.to(device),
+            torch.tensor([text.new[-1:] for text in self._texts], device=device), cache,
+            attention_mask=mask, windowed_mask=windowed, position_ids=lengths[:, None],
         )  # fmt: skip
-        cache.set_width(cache.width + 1)
-        rows = [row for row, text in enumerate(self._rows) if text is not None]
-        for row in rows:
-            self._lengths[row] += 1
-        yield from self._append(rows, output.logits[rows, -1])
+        self._lengths = [length + 1 for length in self._lengths]
+        yield from self._append(0, output.logits[:, -1])
 
     def _masks(self, lengths: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The padding mask (R, P) of a step; additive (R, 1, 1, P) and windowed beyond a window."""
-        width, window, device = self._cache.width, self._target.sliding_window, self._target.device
-        steps = torch.arange(width + 1)
-        seen = steps >= width - lengths
+        """The mask (R, P) of a step; additive (R, 1, 1, P) and windowed beyond a window."""
+        width, window = self._cache.width, self._target.sliding_window
+        steps = torch.arange(width + 1, device=lengths.device)
+        seen = steps <= lengths
         if window is None or width < window:
-            return seen.long().to(device), None
+            return seen.long(), None
         dtype = self._target.dtype
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
-        windowed = mask.masked_fill(width - steps >= window, torch.finfo(dtype).min)
-        return mask[:, None, None].to(device), windowed[:, None, None].to(device)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=lengths.device)
+        mask.masked_fill_(~seen, torch.finfo(dtype).min)
+        windowed = mask.masked_fill(lengths - steps >= window, torch.finfo(dtype).min)
+        return mask[:, None, None], windowed[:, None, None]
 
-    def _append(self, rows: list[int], logits: Tensor) -> Iterator[Response]:
-        """Select the next token of rows from logits (R, V), and free the rows that end."""
-        texts: list[Any] = [self._rows[row] for row in rows]
+    def _append(self, first: int, logits: Tensor) -> Iterator[Response]:
+        """Select the next token of the texts from row `first` on, and free the rows that end."""
+        texts = self._texts[first:]
         if texts[0].selector is None:
             tokens = greedy_tokens(logits.float()).tolist()
         else:
@@ -242,13 +237,23 @@ class _Batch:
                 text.selector.choose(row, NO_CANDIDATES)
                 for text, row in zip(texts, logits, strict=True)
             ]
-        for row, text, token in zip(rows, texts, tokens, strict=True):
+        for row in reversed(range(len(texts))):  # the last row may take that of one that ends
+            text, token = texts[row], tokens[row]
             text.new.append(token)
             ended = token in self._rules.stop_token_ids or getattr(text.selector, "ended", False)
             if ended or len(text.new) == text.limit:
-                self._rows[row], self._lengths[row] = None, 0
+                self._free(first + row)
                 is_whole = ended or text.limit < self._max_new_tokens
                 yield Response(text.number, text.new, is_whole)
+
+    def _free(self, row: int) -> None:
+        """Remove a text; the last one takes its row."""
+        last = len(self._texts) - 1
+        if row < last:
+            for buffer in (self._cache.keys, self._cache.values):
+                buffer[:, row, :, : self._lengths[last]] = buffer[:, last, :, : self._lengths[last]]
+        self._texts[row], self._lengths[row] = self._texts[last], self._lengths[last]
+        del self._texts[last], self._lengths[last]
 
 
 class _Rules:
