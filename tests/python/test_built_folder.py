@@ -50,6 +50,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_its_files_have_the_mode_of_new_files(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").touch()
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+    assert modes == dict.fromkeys(modes, (tmp_path / "new").stat().st_mode)
+    assert "heads.safetensors" in modes
+
+
+@pytest.mark.parametrize("command", ["build", "generate"])
+def test_commands_put_models_on_the_gpu(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    build_target("llama").save_pretrained(tmp_path / "model")
+    chat_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "prompts.json").write_text('["Hi"]')
+    options = {
+        "build": ["--prompts", str(tmp_path / "prompts.json"), "-o", str(tmp_path / "out")],
+        "generate": ["--prompt", "Hi"],
+    }
+
+    def move(_model: torch.nn.Module, device: str) -> None:
+        raise OSError(f"moved to {device}")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.nn.Module, "to", move)
+    assert main([command, str(tmp_path / "model"), *options[command]]) != 0
+    assert "moved to cuda" in capsys.readouterr().err
+
+
 def test_custom_generate_reads_it(folder: Path) -> None:
     method = CustomGenerate(load_heads(folder), load_drafter(folder))
     model: Any = build_target("llama")

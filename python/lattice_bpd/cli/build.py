@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lattice_bpd.build.job import BuildJob
 from lattice_bpd.cli.options import SMOOTHINGS, add_command, add_options, pick
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
         ImportError: an extra is missing.
     """
-    from lattice_bpd.cli.files import find_model, has_encoder_decoder, load_causal_lm
+    from lattice_bpd.cli.files import find_model, has_encoder_decoder, load_causal_lm, to_device
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.extensions import require
 
@@ -97,9 +97,7 @@ def run(args: argparse.Namespace) -> None:
     job = BuildJob(**given)
     if job.output.exists() and not job.output.is_dir():
         raise NotADirectoryError(f"{job.output} is a file; expected a folder to write")
-    torch = require("torch", "torch")
-    model: Any = load_causal_lm(directory)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = to_device(load_causal_lm(directory))
     tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
     from lattice_bpd.build.build import build_drafter
     from lattice_bpd.build.report import describe_drafter, make_plan

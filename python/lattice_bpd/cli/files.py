@@ -190,6 +190,11 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
     return model
 
 
+def to_device(model: Any) -> Any:
+    """A model that is to decode, on the GPU if CUDA finds one, else on the CPU."""
+    return model.to("cuda" if require("torch", "torch").cuda.is_available() else "cpu")
+
+
 def check_vocabulary(
     lms: Mapping[str, NGramLM | NeuralScorer], vocab_size: int, owner: str, option: str = "--lm"
 ) -> None:

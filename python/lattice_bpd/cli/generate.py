@@ -258,12 +258,13 @@ def _read_drafter(args: argparse.Namespace) -> None:
 
 def _load_model(directory: Path, heads: Path) -> Any:
     """The BlockwiseLM of a model and its heads, if there are any, else the causal LM."""
+    from lattice_bpd.cli.files import to_device
     from lattice_bpd.models import BlockwiseLM
     from lattice_bpd.models.checkpoint import has_heads, load_target
 
     if has_heads(heads):
-        return BlockwiseLM.from_pretrained(directory, heads)
-    return load_target(directory).eval()  # type: ignore[no-untyped-call]
+        return to_device(BlockwiseLM.from_pretrained(directory, heads))
+    return to_device(load_target(directory).eval())  # type: ignore[no-untyped-call]
 
 
 def _vocab_size(model: Any) -> int:
@@ -323,12 +324,12 @@ def _load_constraint(
 
 def _load_causal_lm(option: str, directory: Path | None) -> Any:
     """The causal LM of a directory, of a blockwise model its base; None for None."""
-    from lattice_bpd.cli.files import load_causal_lm, require_folder
+    from lattice_bpd.cli.files import load_causal_lm, require_folder, to_device
 
     if directory is None:
         return None
     require_folder(directory, "a causal LM of transformers", f"{option} ")
-    return load_causal_lm(directory)
+    return to_device(load_causal_lm(directory))
 
 
 def _print_text(prompt: str, text: str, decode: Any, result: DecodeResult) -> None:

@@ -187,7 +187,7 @@ Heads = TypeVar("Heads", bound=nn.Module)
 
 @contextmanager
 def staged_folder(directory: Path, last: str = "") -> Iterator[Path]:
-    """A temporary folder whose files are renamed into `directory` on success.
+    """A temporary folder whose files become new files of `directory` on success.
 
     Args:
         directory: created if missing.
@@ -199,7 +199,11 @@ def staged_folder(directory: Path, last: str = "") -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name:
         yield Path(name)
-        for path in sorted(Path(name).iterdir(), key=lambda path: (path.name == last, path.name)):
+        paths = sorted(Path(name).iterdir(), key=lambda path: (path.name == last, path.name))
+        (new := Path(name, ".new")).touch()
+        for path in paths:
+            if path.is_file():  # safetensors writes files for their owner alone
+                path.chmod(new.stat().st_mode)
             path.replace(directory / path.name)
 
 
