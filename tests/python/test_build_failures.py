@@ -77,6 +77,8 @@ def test_an_interrupt_at_any_stage(
     assert captured.out.endswith("out keeps what was generated; the same command continues\n")
     before = stored(folder)
     assert len(before) == (3 if stage == "responses" else 30)
+    kept = folder / "out" / "heads.checkpoint"
+    assert kept.exists() == (stage in ("heads", "costs", "live"))
     assert build(folder, *HEADS) == 0
     assert stored(folder)[: len(before)] == before
     assert len(stored(folder)) == 30

@@ -174,16 +174,16 @@ def _cross_entropy(heads: VocabularyHeads, states: Tensor, labels: Tensor) -> tu
     """
     weight, bias = heads.output_rows()
     weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-    known, total = labels >= 0, 0.0
+    known, total = labels >= 0, torch.zeros((), device=states.device)
     gradients = torch.zeros_like(states, dtype=torch.float32)
     for rows in torch.split(known.nonzero().squeeze(1), _ROWS):
         label = labels[rows].unsqueeze(1)
         probs = F.linear(states[rows].bfloat16(), weight, bias).softmax(dim=-1)
-        total -= float(probs.gather(1, label).float().clamp_min(1e-30).log().sum())
+        total -= probs.gather(1, label).float().clamp_min(1e-30).log().sum()
         probs.scatter_add_(1, label, probs.new_full(label.shape, -1.0))
         gradients[rows] = (probs @ weight).float()
     count = max(1, int(known.sum()))
-    return total / count, gradients / count
+    return float(total) / count, gradients / count
 
 
 def _key(
