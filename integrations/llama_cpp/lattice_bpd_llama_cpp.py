@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from lattice_bpd.lm.ngram import NGramLM
 _ANY = 1 << 21  # more tokens than any model has
 _ROUNDS = 5  # measurements of each call
 _GOOD = 0.9  # probability of each token of a good draft
-_LEAST_GAIN = 1.15  # in tokens per second by good drafts; many are worse, so less does not pay
+_LEAST_GAIN = 1.15  # in tokens per second, expected of good drafts, and of each that is proposed
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -197,7 +196,9 @@ class NGramDraftModel:
         if self._costs is None:
             return int((log_probs >= self._least).sum())
         expected = 1.0 + np.concatenate([[0.0], np.cumsum(np.exp(log_probs))])
-        return int(np.argmax(expected / self._costs[: len(expected)]))
+        rates = expected / self._costs[: len(expected)]
+        best = int(np.argmax(rates))
+        return best if rates[best] > _LEAST_GAIN * rates[0] else 0
 
     def _read(self, text: npt.NDArray[np.intc]) -> None:
         """Append the new tokens; to an empty text if this is another one."""
@@ -211,7 +212,8 @@ class NGramDraftModel:
 def measure_costs(model: Any, num_tokens: int) -> list[float]:
     """Seconds of a call of a `llama_cpp.Llama` that reads 1, 2, .. num_tokens + 1 tokens.
 
-    The median of some calls each; between the measured sizes a line. The model's text is reset.
+    The least of some calls each, since other processes only add; between the measured sizes a line.
+    The model's text is reset.
 
     Raises:
         ValueError: a context that is too short.
@@ -232,8 +234,8 @@ def measure_costs(model: Any, num_tokens: int) -> list[float]:
             model.eval([token] * size)
             times[size].append(time.perf_counter() - start)
     model.reset()
-    medians = [statistics.median(times[size]) for size in sizes]
-    return [float(one) for one in np.interp(np.arange(1, num_tokens + 2), sizes, medians)]
+    least = [min(times[size]) for size in sizes]
+    return [float(one) for one in np.interp(np.arange(1, num_tokens + 2), sizes, least)]
 
 
 def _sizes(num_tokens: int) -> list[int]:

@@ -230,8 +230,18 @@ def test_drafts_are_as_long_as_pays(slope: float, lm: NGramLM) -> None:
             low, high = (middle, high) if len(draft) >= n else (low, middle)
         probs.append(low)
     rates = np.cumsum(probs) / costs
-    draft = NGramDraftModel(lm, num_tokens=5, costs=costs)(np.array([3, 1, 4], np.intc))
-    assert len(draft) == int(rates.argmax())
+    assert rates.max() > 1.15
+    model = NGramDraftModel(lm, num_tokens=5, costs=costs)
+    assert len(model(np.array([3, 1, 4], np.intc))) == int(rates.argmax())
+
+
+def test_drafts_that_hardly_pay_are_not_proposed(lm: NGramLM) -> None:
+    """After 1 follow 4 and 5 alike: 1.99 expected tokens in a call that takes 1.8 times as long."""
+    model = NGramDraftModel(lm, num_tokens=2, costs=[1.0, 1.4, 1.8])
+    assert model.pays
+    assert model(np.array([1], np.intc)).tolist() == []
+    cheaper = NGramDraftModel(lm, num_tokens=2, costs=[1.0, 1.2, 1.4])
+    assert len(cheaper(np.array([1], np.intc))) == 2
 
 
 def test_models_that_cannot_verify_drafts_are_refused() -> None:
