@@ -53,16 +53,17 @@ overlay_sources() {
   rm -rf "$target.download"
 }
 
-# lattice_bpd with the compiled module in a folder of its own, and the plug-in as pip installs it.
+# lattice_bpd with the compiled module in a folder of its own; plug-in and drafters as pip installs
+# them.
 install_packages() {
-  local core
+  local core package
   core=$(.venv/bin/python -c 'import lattice_bpd._core as core; print(core.__file__)')
   rm -rf "$folder/packages" "$folder/source"
-  mkdir -p "$folder/packages"
+  mkdir -p "$folder/packages" "$folder/source"
   cp -r python/lattice_bpd "$folder/packages/"
   cp "$core" "$folder/packages/lattice_bpd/"
-  cp -r integrations/vllm "$folder/source" # setuptools writes next to what it builds
-  pip_install --quiet --no-deps --no-build-isolation --target "$folder/packages" "$folder/source"
+  cp -r integrations/vllm packages/drafters "$folder/source/" # setuptools writes next to what it builds
+  pip_install --quiet --no-deps --no-build-isolation --target "$folder/packages" "$folder"/source/*
 }
 
 [[ $(cat "$stamp" 2>/dev/null) == "$wheel" ]] || {

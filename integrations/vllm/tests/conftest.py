@@ -36,10 +36,9 @@ class Engine:
             settings["speculative_config"] = {
                 **SPECULATIVE, "num_speculative_tokens": 8, **speculative,
             }  # fmt: skip
-        settings = {"max_model_len": 256, "max_num_seqs": 16, "enforce_eager": True, **settings}
-        self.llm = vllm.LLM(
-            str(FOLDER / "target"), dtype="float32", seed=0, disable_log_stats=False, **settings
-        )
+        defaults = {"max_model_len": 256, "max_num_seqs": 16, "enforce_eager": True}
+        settings = {**defaults, "dtype": "float32", **settings}
+        self.llm = vllm.LLM(str(FOLDER / "target"), seed=0, disable_log_stats=False, **settings)
 
     @property
     def runner(self) -> Any:

@@ -134,6 +134,21 @@ def run_compiled(directory: str) -> tuple[list[list[int]], dict[str, Any]]:
     return engine.tokens(read_prompts()), engine.counters
 
 
+def run_bfloat16(options: dict[str, Any] | None) -> dict[str, Any]:
+    """Greedy outputs in bfloat16 with the log probabilities of the best tokens, load 1 and 16."""
+    engine = Engine(options, dtype="bfloat16")
+    results = [engine.generate(read_prompts(), load, logprobs=8) for load in (1, 16)]
+    return {
+        "outputs": [ids(one) for one in results],
+        "best": [
+            {token: value.logprob for token, value in row.items()}
+            for one in results[0]
+            for row in one.outputs[0].logprobs
+        ],
+        "counters": None if options is None else engine.counters,
+    }
+
+
 def run_scenes(options: dict[str, Any] | None) -> dict[str, Any]:
     """All scenes on one engine; with drafts also how many there were."""
     prompts = read_prompts()
