@@ -9,6 +9,8 @@
 #            SGLANG  a model: then also a server of SGLang on it with draft trees, whose texts are
 #                    compared with those of a plain one (lattice-bpd-sglang; 10 minutes more)
 #            PYTHON  an interpreter that has lattice_bpd and torch (default: .venv/bin/python)
+#            VLLM_PYTHON  one that has vLLM, lattice_bpd, the plug-in and pytest: also tests drafts in
+#                    vLLM's model runner V2, with the stories model (PYTHON needs the demo's packages)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -45,5 +47,12 @@ if [[ -n ${SGLANG:-} ]]; then
     --speculative-algorithm LATTICE_BPD --speculative-num-draft-tokens 12
   grep -h "accept len" "$logs/trees.log" | tail -3 || true
   echo "logs and texts: $logs"
+fi
+
+if [[ -n ${VLLM_PYTHON:-} ]]; then
+  folder=$PWD/build/vllm-test
+  [[ -f $folder/expected.json ]] || "$python" integrations/vllm/tests/prepare.py "$folder"
+  LATTICE_BPD_VLLM_FOLDER=$folder "$VLLM_PYTHON" -m pytest -c integrations/vllm/tests/pytest.ini \
+    integrations/vllm/tests/test_runner_v2.py || status=$?
 fi
 exit "$status"

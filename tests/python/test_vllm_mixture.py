@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ from lattice_bpd.build.call_costs import read_costs
 from lattice_bpd.models.heads import VocabularyHeads
 from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
-from lattice_bpd_vllm.draft_lengths import DraftLengths
+from lattice_bpd_vllm.draft_lengths import Calibration, DraftLengths
 from lattice_bpd_vllm.files import DrafterParts, load_parts
 from lattice_bpd_vllm.options import DrafterOptions
 from lattice_bpd_vllm.proposer import LatticeProposer
@@ -235,6 +237,53 @@ def test_where_nothing_pays_time_is_that_of_plain_decoding(slope: float) -> None
     assert clock.now / 2000 < 1.02
 
 
+def verify(names: list[str], kept: list[int], verified: list[int]) -> EngineStep:
+    empty = np.zeros(0)
+    return EngineStep(
+        [[1] * count for count in kept], empty, empty, empty, [], 0, 0, torch.empty(0), verified,
+        names, names,
+    )  # fmt: skip
+
+
+def test_probabilities_are_those_of_what_was_accepted(rng: np.random.Generator) -> None:
+    """A mixture that is right about the first token, and overconfident after it."""
+    calibration, names = Calibration(), ["a", "b", "c"]
+    said, real = np.array([0.9, 0.7, 0.5, 0.3]), np.array([0.9, 0.4, 0.1, 0.05])
+    np.testing.assert_allclose(calibration.adjust(said), said)  # nothing is known
+    for _ in range(300):
+        calibration.note(dict.fromkeys(names, said))
+        kept = (rng.random(len(names))[:, None] < real).sum(axis=1) + 1
+        calibration.observe(verify(names, kept.tolist(), [len(said)] * len(names)))
+    np.testing.assert_allclose(calibration.adjust(said), real, atol=0.08)
+    before = calibration.adjust(said)
+    for drafted, verified in ((["a"], [2]), (["x"], [4]), (["a"], [0])):  # of another step
+        calibration.note({"a": said})
+        calibration.observe(verify(drafted, [1], verified))
+    calibration.observe(verify(["a"], [1], [4]))  # nothing was drafted
+    np.testing.assert_array_equal(calibration.adjust(said), before)
+
+
+def test_no_longer_drafts_are_searched_than_twice_those_verified() -> None:
+    lengths = DraftLengths(8, has_slots=False, may_pause=True)
+    assert lengths.max_length(4) == 16
+    clock = Clock(lengths, 1.0, 0.01, 4)
+    clock.run(200, [[0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55]] * 4)
+    assert lengths.max_length(4) >= 16
+    clock.slope = 1.0
+    clock.run(1000, [[0.3, 0.1, 0.05, 0.02, 0.01, 0.01, 0.01, 0.01]] * 4)
+    assert lengths.max_length(4) <= 4
+
+
+def test_sums_of_draft_tokens_are_those_of_the_own_loop() -> None:
+    """As many sizes as its trees have, in units: 64 tokens in 32 of two."""
+    clock = Clock(DraftLengths(8, has_slots=False, may_pause=True), 1.0, 0.002, 8)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        clock.run(1, np.sort(rng.random((8, 8)))[:, ::-1].tolist())
+    units = {-(-size // 2) for size in clock.sums[100:]}
+    assert units <= {0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32}
+
+
 def test_step_times_are_a_file_of_build(tmp_path: Path) -> None:
     """Of the steps of one request, milliseconds by draft tokens; only what was measured."""
     lengths = DraftLengths(4, has_slots=False, may_pause=True)
@@ -246,6 +295,28 @@ def test_step_times_are_a_file_of_build(tmp_path: Path) -> None:
     assert {0, 4} <= set(costs)
     for size, milliseconds in costs.items():
         assert milliseconds == pytest.approx(1000.0 + 20.0 * size, rel=0.02)
+
+
+def test_the_log_has_the_file_of_build(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the command of docs/serve.md takes out of the log."""
+    parts = DrafterParts(None, (), DraftConfig("mixture"), "mixture", VOCAB)
+    monkeypatch.setattr(module, "load_parts", lambda _: parts)
+    proposer = LatticeProposer(config_of(log_seconds=1e-9))
+    proposer.load_model(Target())
+    mixture = proposer._drafter._mixture
+    assert mixture is not None
+    assert isinstance(mixture.lengths, DraftLengths)
+    Clock(mixture.lengths, 1.0, 0.02, 1).run(300, [[0.9, 0.8, 0.75, 0.7]])
+    with caplog.at_level(logging.INFO, "vllm.lattice_bpd"):
+        vllm.runner(proposer, [Request([1, 2] * 8)]).step()
+    page = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
+    (pattern,) = re.findall(r"grep -o '(.*)' server.log", page.read_text(encoding="utf-8"))
+    (tmp_path / "costs.json").write_text(re.findall(pattern, caplog.text)[-1])
+    costs = read_costs(tmp_path / "costs.json")
+    assert len(costs) >= 2
+    assert min(costs.values()) > 0.0
 
 
 def test_a_search_that_drafts_nothing_is_followed_by_a_pause() -> None:

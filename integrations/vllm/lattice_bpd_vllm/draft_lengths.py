@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts
+from lattice_bpd.decode.drafters.mixture import ROUNDED_UP
 from lattice_bpd_vllm.batch import EngineStep
 
 _OWN_SHARE = 0.005  # time of searches that draft nothing, as a share of the steps' time
@@ -22,6 +25,8 @@ _FIRST_SLOTS = 16  # first steps, half of them with slots
 _COLD = 8  # of these, which are not counted
 _SLOT_TRIAL = 64  # steps between trials with slots where these do not pay, or without
 _RATE = 0.2  # weight of a new gain
+_BUCKETS, _PRIOR, _KEEP = 12, 4.0, 0.995  # of probabilities: number, tokens, weight of the past
+_FORGET = 0.98  # of the longest draft, for each step: twice as long ones are searched
 
 
 class DraftLengths:
@@ -109,16 +114,16 @@ class DraftLengths:
             with_slots: whether they were drafted with slots.
         """
         batch = self._batch(count)
-        owners = np.repeat(np.arange(len(probs)), [len(one) for one in probs])
         flat = np.concatenate([*probs, np.empty(0)])
         most = min(len(flat), max(2 * batch.largest, batch.unit))
         # Stable, so that a prefix precedes what extends it.
         order = np.argsort(-flat, kind="stable")[:most]
-        expected = count + np.concatenate([[0.0], np.cumsum(flat[order])])
-        units = [batch.units(size) for size in range(most + 1)]
-        times = batch.costs.times(units[-1])
+        expected = np.full(most + 1, float(count))
+        expected[1:] += flat[order].cumsum()
+        units = batch.units[: most + 1]
+        times = batch.costs.times(int(units[-1]))
         rates = expected / (times[units] + own_seconds)
-        size = int(np.argmax(rates))
+        size = int(rates.argmax())
         batch.add_gain(float(rates[size] * times[0] / count), with_slots=with_slots)
         measured = batch.costs.next_to_measure()
         gain = float(rates[size] / rates[0]) - 1.0
@@ -136,8 +141,20 @@ class DraftLengths:
         if size == 0 and measured is None and not with_slots:
             steps = int(own_seconds / (_OWN_SHARE * float(times[0])))
             batch.pause = min(steps, _LONGEST_PAUSE)
-        lengths: list[int] = np.bincount(owners[order[:size]], minlength=len(probs)).tolist()
+        lengths = [0] * len(probs)
+        if size:
+            owners = np.repeat(np.arange(len(probs)), [len(one) for one in probs])
+            lengths = np.bincount(owners[order[:size]], minlength=len(probs)).tolist()
+        batch.longest = max(_FORGET * batch.longest, *lengths, 1.0)
         return lengths
+
+    def max_length(self, count: int) -> int:
+        """Tokens of a draft to search at most, since longer ones are not verified lately.
+
+        Args:
+            count: requests of the batch.
+        """
+        return int(2 * self._batch(count).longest)
 
     def describe_costs(self) -> str:
         """Times of the steps of one request, as a file of `lattice-bpd build --costs`; "" at first.
@@ -159,8 +176,83 @@ class DraftLengths:
         rounded = -(-count // grain) * grain
         if rounded not in self._batches:
             unit = -(-2 * rounded * self._num_tokens // SIZES[-1])
-            self._batches[rounded] = _Batch(unit)
+            self._batches[rounded] = _Batch(unit, self._num_tokens)
         return self._batches[rounded]
+
+
+class Calibration:
+    """Probabilities of draft tokens by what was accepted of those that were verified.
+
+    A mixture that knows little of a text, such as its first words alone, is overconfident.
+    """
+
+    def __init__(self) -> None:
+        centers = (np.arange(_BUCKETS) + 0.5) / _BUCKETS
+        self._expected, self._accepted = _PRIOR * centers, _PRIOR * centers
+        self._drafted: dict[str, npt.NDArray[np.float64]] = {}
+
+    def observe(self, step: EngineStep) -> None:
+        """Learn from the drafts of `note` that the engine verified in this step."""
+        drafted, self._drafted = self._drafted, {}
+        known = [
+            (drafted[name], len(kept))
+            for name, kept, count in zip(step.names, step.kept, step.verified or (), strict=False)
+            if kept and name in drafted and len(drafted[name]) == count > 0
+        ]
+        if not known:
+            return
+        probs = np.concatenate([one for one, _ in known])
+        accepted = np.concatenate([np.arange(1, len(one) + 1) < kept for one, kept in known])
+        buckets = _buckets(probs)
+        kept_share = np.where(np.bincount(buckets, minlength=_BUCKETS) > 0, _KEEP, 1.0)
+        expected, found = (np.bincount(buckets, one, _BUCKETS) for one in (probs, accepted))
+        self._expected = kept_share * self._expected + expected
+        self._accepted = kept_share * self._accepted + found
+
+    def note(self, drafted: dict[str, npt.NDArray[np.float64]]) -> None:
+        """The probabilities of the drafts that the engine verifies next, by name of request."""
+        self._drafted = drafted
+
+    def adjust(self, probs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Probabilities (n,) of accepting draft tokens with their whole prefix."""
+        ratios = self._accepted / self._expected
+        adjusted: npt.NDArray[np.float64] = np.minimum(probs * ratios[_buckets(probs)], 1.0)
+        return adjusted
+
+
+def _buckets(probs: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    buckets: npt.NDArray[np.int64] = np.minimum(probs * _BUCKETS, _BUCKETS - 1).astype(np.int64)
+    return buckets
+
+
+class WholeDrafts:
+    """Verifies whole drafts in every step, for engines whose steps have a fixed size."""
+
+    def observe(self, step: EngineStep, now: float) -> None:
+        """Times decide nothing."""
+
+    def finish(self, step: EngineStep, now: float) -> None:
+        """Times decide nothing."""
+
+    def is_paused(self, count: int) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def reads_slots(self, count: int) -> bool:  # noqa: ARG002
+        """Never: this is for drafts without heads."""
+        return False
+
+    def choose(self, probs: Sequence[npt.NDArray[np.float64]], *_: Any, **__: Any) -> list[int]:
+        """All of each draft."""
+        return [len(one) for one in probs]
+
+    def max_length(self, count: int) -> int:  # noqa: ARG002
+        """As the engine verifies."""
+        return sys.maxsize
+
+    def describe_costs(self) -> str:
+        """Nothing is measured."""
+        return ""
 
 
 class _Batch:
@@ -169,7 +261,11 @@ class _Batch:
     Attributes:
         costs: times of steps by their draft tokens in `units`.
         unit: draft tokens of two units.
+        units: for each number of draft tokens what `costs` keep it as: few sizes, as in the
+            library's own loop, since the first step of each is slow. 64 at most, and never between
+            0 and 2: a step with drafts is slower than one without, however few they are.
         largest: draft tokens of the largest step so far; the next one has twice as many at most.
+        longest: tokens of the longest draft, lately.
         undrafted: steps since the last draft.
         drafted: steps since the last one without drafts.
         is_retry: whether the last draft is verified to measure again.
@@ -178,9 +274,11 @@ class _Batch:
         gains: expected tokens per second relative to no drafts, with slots (True) and without.
     """
 
-    def __init__(self, unit: int) -> None:
+    def __init__(self, unit: int, num_tokens: int) -> None:
         self.costs, self.unit, self.is_retry = CallCosts(), unit, False
         self.largest = self.undrafted = self.drafted = self.pause = self.searches = 0
+        self.longest = float(num_tokens)
+        self.units = 2 * ROUNDED_UP[-(-np.arange(unit * SIZES[-1] // 2 + 1) // unit)]
         self.gains: dict[bool, float] = {}
 
     def add_step(self, size: int, seconds: float) -> None:
@@ -188,18 +286,11 @@ class _Batch:
         self.undrafted = 0 if size else self.undrafted + 1
         self.drafted = self.drafted + 1 if size else 0
         self.largest = max(self.largest, size)
-        units = self.units(size)
+        units = -(-size // self.unit) * 2
         if size and self.is_retry and seconds < _WRONG * self.costs.times(units)[units]:
             self.costs = CallCosts()
         self.is_retry = False
         self.costs.add(units, seconds)
-
-    def units(self, size: int) -> int:
-        """The size that `costs` keep for so many draft tokens: 64 at most, never between 0 and 2.
-
-        A step with drafts is slower than one without, however few they are.
-        """
-        return -(-size // self.unit) * 2
 
     def add_gain(self, gain: float, *, with_slots: bool) -> None:
         """Add a step's gain to the moving average, but for the first steps, which are slower."""

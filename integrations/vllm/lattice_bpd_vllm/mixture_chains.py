@@ -13,7 +13,7 @@ from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import select_top_k, use_torch_threads
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
-from lattice_bpd_vllm.draft_lengths import DraftLengths
+from lattice_bpd_vllm.draft_lengths import Calibration, DraftLengths, WholeDrafts
 from lattice_bpd_vllm.drafting import Chains
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.request_texts import RequestTexts
@@ -29,9 +29,8 @@ class MixtureChains:
     Args:
         parts: sources, and gates if they are for these sources.
         vocab_size: V of the target.
-        num_tokens: draft tokens that the engine verifies at most for a request.
         threads: of top-k and search, 0 for all cores.
-        may_pause: see `DraftLengths`.
+        lengths: how many tokens are drafted.
         served: texts served before, a source too; None: without.
 
     Attributes:
@@ -46,10 +45,8 @@ class MixtureChains:
         self,
         parts: DrafterParts,
         vocab_size: int,
-        num_tokens: int,
         threads: int,
-        *,
-        may_pause: bool,
+        lengths: DraftLengths | WholeDrafts,
         served: ServedTexts | None = None,
     ) -> None:
         sources, gates, heads = parts.config.sources, parts.gates, parts.heads is not None
@@ -65,7 +62,7 @@ class MixtureChains:
             self.texts = RequestTexts(
                 lambda tenant: make(store=served.store_of(tenant)), served.add
             )
-        self.lengths = DraftLengths(num_tokens, has_slots=heads, may_pause=may_pause)
+        self.lengths, self._calibration = lengths, Calibration()
         self._top_k, self._threads = parts.config.top_k, threads
         use_torch_threads()
 
@@ -86,11 +83,13 @@ class MixtureChains:
             ValueError: NaN or +inf in the logits, or top_k above V.
         """
         candidates = self._candidates(slots)
+        self._calibration.observe(step)
+        names = [step.names[request] for request in batch.requests]
         updated = time.perf_counter()
         if len(self.texts) > len(step.active):
             self.texts.forget(step.active)
         texts = self.texts.update(
-            [step.names[request] for request in batch.requests],
+            names,
             [
                 step.token_ids[request, :length]
                 for request, length in zip(batch.requests, batch.lengths, strict=True)
@@ -98,15 +97,31 @@ class MixtureChains:
             step.tenants and [step.tenants[request] for request in batch.requests],
         )
         start += time.perf_counter() - updated  # new prompts are no cost of each step
+        most = self.lengths.max_length(len(step.kept))
+        max_lengths = [min(length, most) for length in batch.max_lengths]
         trees = _core.search_mixtures(
-            texts, batch.max_lengths, max(batch.max_lengths), True, *candidates,
+            texts, max_lengths, max(max_lengths), True, *candidates,
             threads=self._threads if len(texts) >= _THREADED else 1,
         )  # fmt: skip
+        sizes = [len(tree) - 1 for tree in trees]
+        flat = np.exp(np.concatenate([np.asarray(tree.log_probs, np.float64) for tree in trees]))
+        ends = np.cumsum(sizes)
+        adjusted = self._calibration.adjust(flat)
         lengths = self.lengths.choose(
-            [np.exp(np.asarray(tree.log_probs, np.float64)) for tree in trees],
+            [
+                np.minimum.accumulate(adjusted[end - size : end])
+                for size, end in zip(sizes, ends, strict=True)
+            ],
             len(step.kept),
             time.perf_counter() - start,
             with_slots=slots is not None,
+        )
+        firsts = (ends - sizes).tolist()
+        self._calibration.note(
+            {
+                name: flat[first : first + length]
+                for name, first, length in zip(names, firsts, lengths, strict=True)
+            }
         )
         return [tree.token_ids[1 : 1 + n] for tree, n in zip(trees, lengths, strict=True)]
 

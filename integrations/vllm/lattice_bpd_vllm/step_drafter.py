@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep, select_requests
 from lattice_bpd_vllm.counters import Advice, DraftCounters
+from lattice_bpd_vllm.draft_lengths import DraftLengths, WholeDrafts
 from lattice_bpd_vllm.drafting import Chains, LatticeDrafter
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.mixture_chains import MixtureChains
@@ -40,6 +41,8 @@ class StepDrafter:
         logger: for errors and counts.
         is_sharded: whether other processes compute logits together with this one and would wait
             for it: errors are raised, as with the option `check`, and every step reads the heads.
+        has_equal_lengths: whether the engine verifies as many tokens for each request anyhow, and
+            gives no hidden states.
 
     Attributes:
         counters: what was drafted so far.
@@ -58,6 +61,7 @@ class StepDrafter:
         logger: logging.Logger,
         *,
         is_sharded: bool = False,
+        has_equal_lengths: bool = False,
     ) -> None:
         self.counters = DraftCounters()
         self.source = make_source(parts, target, num_tokens)
@@ -68,10 +72,11 @@ class StepDrafter:
             if options.store is not None:
                 file = Path(options.store) if options.store else None
                 served = ServedTexts(options.store_tokens, vocab_size, file)
-            self._mixture = MixtureChains(
-                parts, vocab_size, num_tokens, options.threads, may_pause=not is_sharded,
-                served=served,
-            )  # fmt: skip
+            lengths: DraftLengths | WholeDrafts = WholeDrafts()
+            if not has_equal_lengths:
+                has_slots = parts.heads is not None
+                lengths = DraftLengths(num_tokens, has_slots=has_slots, may_pause=not is_sharded)
+            self._mixture = MixtureChains(parts, vocab_size, options.threads, lengths, served)
             self._max_tokens = num_tokens
         else:
             lm = parts.lms[0] if parts.lms else None
@@ -85,6 +90,7 @@ class StepDrafter:
                 )  # fmt: skip
         self._advice = Advice(num_tokens, parts.draft)
         self._raises_errors = is_sharded or options.check
+        self._checks_rows = options.check and not has_equal_lengths
         self._is_stopped = False
         self._logged_steps, self._logged_at = 0, time.monotonic()
 
@@ -139,10 +145,10 @@ class StepDrafter:
             return
         slots = None
         reads_slots = self._mixture is None or self._mixture.lengths.reads_slots(len(num_kept))
-        if reads_slots or self._options.check:
+        if reads_slots or self._checks_rows:
             rows = rows_of_last_tokens(batch.requests, num_kept, step.verified)
             hidden = take_rows(step.hidden, rows)
-            if self._options.check:
+            if self._checks_rows:
                 self._check_rows(hidden, batch)
             if reads_slots:
                 slots = self.source.read(batch, hidden)

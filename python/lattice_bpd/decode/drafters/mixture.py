@@ -26,7 +26,7 @@ from lattice_bpd.vocabulary import check_same_ids
 _LARGEST = SIZES[-1]  # draft tokens of a tree whose size is chosen by cost
 # Trees chosen by cost have few different sizes: the first call of a size compiles products for it.
 _GRID = np.array([0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
-_ROUNDED_UP = _GRID[np.searchsorted(_GRID, np.arange(_LARGEST + 1))]
+ROUNDED_UP = _GRID[np.searchsorted(_GRID, np.arange(_LARGEST + 1))]
 _SHARPNESS = 1.0  # see SharedNoise
 _PAUSES = (4, 256)  # steps without heads after steps in which they did not pay: first, longest
 _THREADED = 16  # sequences from which on several threads search
@@ -152,7 +152,7 @@ class MixtureDrafter(Drafter):
         measured = costs.next_to_measure()
         if measured is not None:
             return measured, None
-        return self.max_nodes, costs.times(self.max_nodes)[_ROUNDED_UP] + own_seconds
+        return self.max_nodes, costs.times(self.max_nodes)[ROUNDED_UP] + own_seconds
 
     def _search(
         self,

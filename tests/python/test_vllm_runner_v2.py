@@ -1,0 +1,290 @@
+"""The speculator for vLLM's model runner V2 in a stand-in; `make test-vllm` runs vLLM's own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from fake_vllm import VOCAB, config_of, continuation
+from lattice_bpd import NGramLM
+from lattice_bpd_vllm import runner_v2
+from lattice_bpd_vllm.runner_v2 import MixtureSpeculator, check_seam, finish_before_inputs
+
+LENGTH, ROWS, POSITIONS = 3, 4, 64
+
+
+def text_of(prompt: list[int], count: int) -> list[int]:
+    return prompt + continuation(prompt, count)
+
+
+@pytest.fixture(scope="module")
+def lm_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An LM that knows what the target says: three tokens decide about the next one."""
+    starts = [[a, b] for a in range(VOCAB) for b in range(VOCAB)]
+    texts = [np.array(text_of(start, 40)) for start in starts]
+    file = tmp_path_factory.mktemp("lm") / "a.lm"
+    NGramLM.train(texts, 4, vocab_size=VOCAB, smoothing="witten_bell").save(file)
+    return str(file)
+
+
+def config(**options: Any) -> SimpleNamespace:
+    found = config_of()
+    found.additional_config = {"lattice_bpd": {"log_seconds": 0, "check": True, **options}}
+    found.speculative_config = SimpleNamespace(
+        num_speculative_tokens=LENGTH, use_ngram=lambda: True
+    )
+    return found
+
+
+class States:
+    """vLLM's `RequestState`."""
+
+    max_num_reqs, max_model_len = ROWS, POSITIONS
+
+    def __init__(self) -> None:
+        self.req_id_to_index: dict[str, int] = {}
+        shape = (ROWS, POSITIONS)
+        self.all_token_ids = SimpleNamespace(gpu=torch.full(shape, 9, dtype=torch.int32))
+        self.total_len = SimpleNamespace(gpu=torch.zeros(ROWS, dtype=torch.int32))
+        self.prompt_len = SimpleNamespace(np=np.zeros(ROWS, np.int32))
+        self.prefill_len = np.zeros(ROWS, np.int32)
+        self.computed = np.zeros(ROWS, np.int32)
+        self.max_seq_len = np.zeros(ROWS, np.int32)
+        self.draft_tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
+        self.is_decoding = [False] * ROWS
+
+    def add(self, name: str, text: list[int], num_prompt: int, max_tokens: int = 30) -> int:
+        row = next(r for r in range(ROWS) if r not in self.req_id_to_index.values())
+        self.req_id_to_index[name] = row
+        self.all_token_ids.gpu[row, : len(text)] = torch.tensor(text, dtype=torch.int32)
+        self.total_len.gpu[row] = self.prefill_len[row] = len(text)
+        self.prompt_len.np[row], self.max_seq_len[row] = num_prompt, num_prompt + max_tokens
+        self.computed[row], self.is_decoding[row] = 0, False
+        return row
+
+    def text(self, name: str) -> list[int]:
+        row = self.req_id_to_index[name]
+        tokens: list[int] = self.all_token_ids.gpu[row, : self.total_len.gpu[row]].tolist()
+        return tokens
+
+
+class Runner:
+    """vLLM's model runner V2: fixed numbers of drafts, read when the next inputs are prepared."""
+
+    def __init__(self, speculator: Any, states: States, chunk: int = POSITIONS) -> None:
+        self.speculator, self.states, self.chunk = speculator, states, chunk
+        self.accepted, self.has_grammar = 0, False
+
+    def prepare_inputs(self, names: list[str]) -> torch.Tensor:
+        return self.states.draft_tokens[[self.states.req_id_to_index[one] for one in names]].clone()
+
+    def step(self, names: list[str]) -> None:
+        drafts = self.prepare_inputs(names).tolist()
+        states, counts, scheduled, verified = self.states, [], [], []
+        rows = np.array([states.req_id_to_index[one] for one in names])
+        computed = states.computed[rows].copy()
+        for name, row, draft in zip(names, rows, drafts, strict=True):
+            text = states.text(name)
+            verified.append(LENGTH if states.is_decoding[row] else 0)
+            if not states.is_decoding[row]:
+                scheduled.append(min(self.chunk, len(text) - states.computed[row]))
+                states.computed[row] += scheduled[-1]
+                if states.computed[row] < len(text):
+                    counts.append(0)
+                    continue
+                states.is_decoding[row], draft = True, []
+            else:
+                scheduled.append(1 + LENGTH)
+            right = continuation(text, LENGTH + 1)
+            kept = 0
+            while kept < len(draft) and draft[kept] == right[kept]:
+                kept += 1
+            self.accepted += kept
+            new = right[: kept + 1]
+            states.all_token_ids.gpu[row, len(text) : len(text) + len(new)] = torch.tensor(
+                new, dtype=torch.int32
+            )
+            states.total_len.gpu[row] += len(new)
+            states.computed[row] = len(text) + len(new) - 1
+            counts.append(len(new))
+        index = torch.from_numpy(rows)
+        batch = SimpleNamespace(
+            num_reqs=len(names), req_ids=names, idx_mapping=index, idx_mapping_np=rows,
+            num_computed_tokens_np=computed, num_scheduled_tokens=np.array(scheduled),
+            prefill_len_np=states.prefill_len[rows], has_structured_output_reqs=self.has_grammar,
+            num_draft_tokens_per_req=np.array(verified) if any(verified) else None,
+        )  # fmt: skip
+        found = self.speculator.propose(
+            batch, None, None, None, None, torch.tensor(counts, dtype=torch.int32), None, None,
+            None, None, None, num_speculative_tokens=LENGTH,
+        )  # fmt: skip
+        states.draft_tokens[index] = found
+        if self.has_grammar:  # read at once
+            self.grammar_drafts = states.draft_tokens[index].tolist()
+
+
+def make(chunk: int = POSITIONS, **options: Any) -> tuple[Any, States, MixtureSpeculator]:
+    states = States()
+    kind: Any = type("Runner", (Runner,), {})
+    finish_before_inputs(kind)
+    finish_before_inputs(kind)  # changes nothing
+    speculator = MixtureSpeculator(config(**options), torch.device("cpu"), states)
+    return kind(speculator, states, chunk), states, speculator
+
+
+@pytest.mark.parametrize("chunk", [2, POSITIONS])
+def test_texts_are_the_target_s_and_drafts_are_accepted(chunk: int, lm_file: str) -> None:
+    """Requests come and go, take the rows of others, and continue after a preemption."""
+    runner, states, speculator = make(chunk, lm=lm_file)
+    states.add("a", [1, 2, 3, 4, 5], 5)
+    states.add("b", [3, 4], 2)
+    for _ in range(3):
+        runner.step(["a", "b"])
+    del states.req_id_to_index["a"]  # its drafts are not read any more
+    row = states.add("c", [7, 7, 2, 4], 4)
+    assert row == 0
+    for _ in range(3):
+        runner.step(["b", "c"])
+    text = states.text("b")[:-1]  # a token in flight was dropped
+    del states.req_id_to_index["b"]
+    states.add("d", [5, 6], 2)
+    states.add("b", text, 2)
+    for _ in range(4):
+        runner.step(["d", "c", "b"])
+    for name, prompt in (("b", [3, 4]), ("c", [7, 7, 2, 4]), ("d", [5, 6])):
+        assert states.text(name) == text_of(prompt, len(states.text(name)) - len(prompt))
+    speculator.finish()
+    counters = speculator.counters
+    assert counters.failures == 0
+    assert counters.accepted_tokens == runner.accepted
+    assert runner.accepted > 2 * counters.target_calls  # of 3
+
+
+def test_a_text_that_shrinks_within_its_row_is_read_again(lm_file: str) -> None:
+    runner, states, _ = make(lm=lm_file)
+    row = states.add("a", [3, 4], 2)
+    for _ in range(3):
+        runner.step(["a"])
+    states.total_len.gpu[row] -= 2
+    states.prefill_len[row] = states.total_len.gpu[row]
+    before = runner.accepted
+    for _ in range(4):
+        runner.step(["a"])
+    assert states.text("a") == text_of([3, 4], len(states.text("a")) - 2)
+    assert runner.accepted - before >= 2 * LENGTH
+
+
+def test_structured_outputs_read_their_drafts_at_once(lm_file: str) -> None:
+    runner, states, _ = make(lm=lm_file)
+    states.add("a", [3, 4], 2)
+    runner.has_grammar = True
+    runner.step(["a"])
+    assert runner.grammar_drafts == [continuation(states.text("a"), LENGTH)]
+
+
+def test_what_is_not_drafted_is_the_last_token() -> None:
+    """A text without repetitions; past the end of the output nothing is searched."""
+    runner, states, speculator = make()
+    states.add("a", [1, 2, 3], 3, max_tokens=1)
+    runner.step(["a"])
+    speculator.finish()
+    assert states.draft_tokens[0].tolist() == [states.text("a")[-1]] * LENGTH
+    assert speculator.counters.draft_tokens == 0
+
+
+def test_a_dummy_run_drafts_nothing() -> None:
+    speculator = make()[2]
+    found = speculator.propose(
+        SimpleNamespace(num_reqs=2), None, None, None, None, torch.zeros(2), None, None,
+        dummy_run=True,
+    )  # fmt: skip
+    assert found.shape == (2, LENGTH)
+    assert speculator.counters.steps == 0
+
+
+@pytest.mark.parametrize("options", [{"store": ""}, {"draft": "chain", "heads": "."}])
+def test_what_runner_v2_cannot_do_is_refused(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "heads" in options:
+        parts = SimpleNamespace(heads=object(), draft="chain")
+        monkeypatch.setattr(runner_v2, "load_parts", lambda _: parts)
+    with pytest.raises(
+        ValueError, match=r'"sources": \["lm", "text"\], or the method custom_class'
+    ):
+        make(**options)
+
+
+# The seam
+def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> str:
+    return "vLLM's own"
+
+
+class Base:
+    num_query_per_req = 1
+
+    def propose(
+        self, input_batch: Any, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Any,
+        aux_hidden_states: Any, num_sampled: Any, num_rejected: Any, last_sampled: Any, more: Any,
+    ) -> None:  # fmt: skip
+        pass
+
+
+@pytest.fixture
+def seam(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    made = {}
+    for name, values in {
+        "vllm": {"__version__": "0.33.0+cpu"},
+        "vllm.v1.worker.gpu.spec_decode": {"init_speculator": init_speculator},
+        "vllm.v1.worker.gpu.spec_decode.speculator": {"BaseSpeculator": Base},
+        "vllm.v1.worker.gpu.model_runner": {
+            "GPUModelRunner": type("GPUModelRunner", (Runner,), {}),
+            "init_speculator": init_speculator,
+        },
+    }.items():
+        made[name] = ModuleType(name)
+        vars(made[name]).update(values)
+        monkeypatch.setitem(sys.modules, name, made[name])
+    return made["vllm.v1.worker.gpu.model_runner"]
+
+
+def test_the_plug_in_replaces_vllm_s_n_grams_where_options_are_given(seam: Any) -> None:
+    runner_v2.register()
+    runner_v2.register()
+    assert seam.init_speculator.__wrapped__ is init_speculator  # once
+    made = seam.init_speculator(config(), torch.device("cpu"), States())
+    assert isinstance(made, Base)
+    assert isinstance(made, MixtureSpeculator)
+    assert (made.num_query_per_req, made.supports_mm_inputs) == (1, False)
+    without, eagle = config(), config()
+    without.additional_config = {}
+    eagle.speculative_config.use_ngram = lambda: False
+    for other in (without, eagle):
+        assert seam.init_speculator(other, None, None) == "vLLM's own"
+
+
+def test_another_seam_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("vllm.lattice_bpd")
+    with caplog.at_level(logging.WARNING, logger.name):
+        check_seam(init_speculator, Base.propose, "0.33.0", logger)
+        assert not caplog.records
+        check_seam(init_speculator, Base.propose, "0.99.0", logger)
+    assert "0.99.0 was not tested" in caplog.text
+    with pytest.raises(
+        ImportError, match=r"init has the parameters \(config\); expected \(vllm_config"
+    ):
+        check_seam(init, Base.propose, "0.99.0", logger)
+    with pytest.raises(ImportError, match="add has the parameters"):
+        check_seam(init_speculator, States.add, "0.99.0", logger)
+
+
+def init(config: Any) -> None: ...
