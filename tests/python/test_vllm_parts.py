@@ -358,5 +358,5 @@ def test_read_me_and_page_install_alike() -> None:
     root = Path(__file__).resolve().parents[2]
     pages = [root / "integrations" / "vllm" / "README.md", root / "docs" / "serve.md"]
     first, second = (re.findall(r"^ *(pip install .*)$", p.read_text(), re.M) for p in pages)
-    assert first == second
+    assert first == second[: len(first)]  # the page has other engines too
     assert len(first) == 2
