@@ -4,7 +4,8 @@
     make bench-llm ARGS=--quick                        # 4 minutes
     make bench-llm ARGS="--drafter FOLDER --json F"    # with the n-gram LM and heads of a folder
     make bench-llm ARGS="--model DIR --drafter DIR"    # another model
-    make bench-llm ARGS="--gguf FILE"                  # in llama-cpp-python, if it is installed
+    make bench-llm ARGS="--gguf FILE"                  # in llama-cpp-python, which this needs:
+        .venv/bin/pip install llama-cpp-python ./integrations/llama_cpp
 
 The model is SmolLM2-135M-Instruct (`scripts/fetch_smollm2.py`), the drafter by default the n-gram
 LM of its own text in `examples/smollm2`, without heads.
