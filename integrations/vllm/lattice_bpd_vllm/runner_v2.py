@@ -233,12 +233,11 @@ class MixtureSpeculator:
             self._token_ids[row, :known] = step.texts[number, :known].numpy()
             self._num_tokens[row] = known
         kept: list[list[int]] = []
-        for name, row, values in zip(step.names, step.rows.tolist(), tails, strict=True):
+        for row, values in zip(step.rows.tolist(), tails, strict=True):
             length, num_kept = int(values[0]), int(values[1])
-            is_known = self._names[row] == name
-            if is_known and self._num_tokens[row] + num_kept != length:
-                self._names[row], is_known = "", False  # read again: vLLM dropped some of it
-            if not is_known or num_kept == 0:
+            if num_kept and self._num_tokens[row] + num_kept != length:
+                self._names[row], num_kept = "", 0  # read again: vLLM dropped or added some of it
+            if not num_kept:
                 kept.append([])
                 continue
             self._token_ids[row, length - num_kept : length] = values[len(values) - num_kept :]
