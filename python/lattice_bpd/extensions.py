@@ -37,6 +37,7 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "selector": "lattice-bpd-drafters",
         "block_drafter": "lattice-bpd-drafters",
         "spec_drafter": "lattice-bpd-translation",
+        "medusa": "lattice-bpd-drafters",  # after selectors, which have such heads beside them
     },
 }  # that this project has, by group and name: what to install where an entry point is missing
 _KINDS = {COMMANDS: "command", TARGETS: "kind of target", HEAD_FORMATS: "format of heads"}

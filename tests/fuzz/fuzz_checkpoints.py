@@ -86,7 +86,7 @@ def prepare() -> Target:
     """The target, with a folder in memory where there is one."""
     from lattice_bpd.models.blockwise import BlockwiseLM
     from lattice_bpd.models.heads import BlockwiseHeads
-    from lattice_bpd.models.medusa import MedusaHeads, load_medusa_heads
+    from lattice_bpd_drafters.medusa import MedusaHeads, load_medusa_heads
 
     warnings.simplefilter("ignore")
     blockwise = ("blockwise_heads.json", "blockwise_heads.safetensors", BLOCKWISE_JSON, BLOCKWISE)

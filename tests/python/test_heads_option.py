@@ -21,9 +21,10 @@ from blockwise_models import VOCAB, looping_text, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, MedusaHeads, load_heads, save_medusa
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, load_heads
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig
+from lattice_bpd_drafters.medusa import MedusaHeads, save_medusa
 from lattice_bpd_kim2024.record.files import load_manifest
 
 
@@ -200,7 +201,7 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
     [
         ("plain", [], "); give --heads DIR, or a folder that `lattice-bpd heads train` wrote "
          "without --heads-only"),
-        ("plain", [], "plain has no draft heads (blockwise_heads.json, medusa_heads.json, "),
+        ("plain", [], "plain has no draft heads (blockwise_heads.json, heads.json, "),
         ("heads", [], "heads holds draft heads only; give the model's folder as the model, and "
          "this one as --heads"),
         ("plain", ["--heads", "{0}/plain"], "plain: the folder has no draft heads"),
@@ -261,6 +262,9 @@ def test_load_heads_says_what_is_wrong_with_a_path(folder):
         ("selector/", "lattice-bpd-drafters"),
         ("block_drafter/", "lattice-bpd-drafters"),
         ("spec_drafter.json", "lattice-bpd-translation"),
+        ("medusa_lm_head.pt", "lattice-bpd-drafters"),
+        ("medusa_heads.json", "lattice-bpd-drafters"),
+        ("medusa_num_heads", "lattice-bpd-drafters"),
     ],
 )
 def test_heads_of_a_distribution_that_is_missing_name_it(
@@ -269,6 +273,9 @@ def test_heads_of_a_distribution_that_is_missing_name_it(
     shutil.copytree(folder / "full", tmp_path, dirs_exist_ok=True)  # with heads of the core
     if part.endswith("/"):
         (tmp_path / part).mkdir()
+    elif "." not in part:  # of config.json
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, part: 3}))
     else:
         (tmp_path / part).write_text("{}")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
@@ -281,5 +288,5 @@ def test_heads_of_a_distribution_that_is_missing_name_it(
 def test_heads_of_the_core_need_no_distribution(folder, monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     assert load_heads(folder / "heads").num_heads == trained_model().num_heads
-    with pytest.raises(FormatError, match="or, with lattice-bpd-drafters, a block drafter"):
+    with pytest.raises(FormatError, match="lattice-bpd-drafters, a Medusa checkpoint or a block"):
         load_heads(folder / "block")

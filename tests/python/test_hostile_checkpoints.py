@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from lattice_bpd import FormatError
 from lattice_bpd.models.heads import BlockwiseHeads
-from lattice_bpd.models.medusa import MedusaHeads, load_medusa_heads
+from lattice_bpd_drafters.medusa import MedusaHeads, load_medusa_heads
 
 KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: BlockwiseHeads(2, 3, 2, vocab_size=5), "blockwise_heads"),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 151, "lines": 28_680, "public names": 108}
+LIMITS = {"files": 150, "lines": 28_210, "public names": 103}
 OPTIONS = 150
 STEP = {"files": 9, "lines": 2_030, "functions": 41}  # by what a step measures
 

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM
 from blockwise_models import VOCAB, build_base, looping_text, random_model, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, MedusaHeads, OtherTargetWarning
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, OtherTargetWarning
 from lattice_bpd.models.checkpoint import copy_heads
 from lattice_bpd.models.head_files import TargetSample
+from lattice_bpd_drafters.medusa import MedusaHeads
 
 PROMPT = looping_text(12, seed=5).tolist()
 

@@ -18,9 +18,10 @@ import torch
 
 from lattice_bpd import DraftConfig, NGramLM, rescore_lattice
 from lattice_bpd.decode.strategies import DrafterFile
-from lattice_bpd.models import BlockwiseHeads, MedusaHeads
+from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig, SelectorConfig
+from lattice_bpd_drafters.medusa import MedusaHeads
 from lattice_bpd_vllm.batch import EngineStep, select_requests
 from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.drafting import LatticeDrafter

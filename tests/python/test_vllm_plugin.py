@@ -28,7 +28,7 @@ from fake_vllm import (
     vllm,
 )
 from lattice_bpd import DraftConfig
-from lattice_bpd.models import MedusaHeads
+from lattice_bpd_drafters.medusa import MedusaHeads
 from lattice_bpd_vllm import counters, step_drafter
 from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.files import DrafterParts

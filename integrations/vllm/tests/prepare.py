@@ -36,11 +36,12 @@ from lattice_bpd import DraftConfig  # noqa: E402
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console  # noqa: E402
 from lattice_bpd.decode import generate  # noqa: E402
 from lattice_bpd.decode.strategies import DrafterFile  # noqa: E402
-from lattice_bpd.models import BlockwiseLM, MedusaHeads, save_medusa  # noqa: E402
+from lattice_bpd.models import BlockwiseLM  # noqa: E402
 from lattice_bpd_drafters.block_drafter import BlockDrafter  # noqa: E402
 from lattice_bpd_drafters.block_run import train_block_drafter  # noqa: E402
 from lattice_bpd_drafters.block_training import BlockTrainOptions  # noqa: E402
 from lattice_bpd_drafters.extension import DRAFTER_FOLDER, SELECTOR_FOLDER  # noqa: E402
+from lattice_bpd_drafters.medusa import MedusaHeads, save_medusa  # noqa: E402
 from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads  # noqa: E402
 from lattice_bpd_drafters.selector_run import train_selector  # noqa: E402
 from lattice_bpd_drafters.selector_texts import SelectorOptions  # noqa: E402

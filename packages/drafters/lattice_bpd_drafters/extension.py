@@ -11,6 +11,7 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.models.checkpoint import HeadFormat, find_own_loader
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.formats import find_format, is_block_drafter
+from lattice_bpd_drafters.medusa import MEDUSA
 from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads
 
 DRAFTER_FOLDER = "block_drafter"
@@ -73,7 +74,7 @@ class SelectorFormat(HeadFormat):
 
 def _load_selector_heads(directory: Path) -> SelectorHeads:
     folder = directory / SELECTOR_FOLDER
-    load = find_own_loader(directory)
+    load = find_own_loader(directory) or MEDUSA.find_loader(directory)
     if load is None:
         raise FormatError(
             f"{folder}: a selector without heads on one hidden state beside it; expected some, "

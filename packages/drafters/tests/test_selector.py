@@ -21,10 +21,11 @@ from blockwise_models import HEADS, VOCAB, model_of, random_model
 from lattice_bpd import DraftConfig, FormatError
 from lattice_bpd.decode import DecodeState, DraftingModel, generate
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.models import CallableHeads, MedusaHeads
+from lattice_bpd.models import CallableHeads
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import SelectorConfig
 from lattice_bpd_drafters.features import read_features
+from lattice_bpd_drafters.medusa import MedusaHeads
 from lattice_bpd_drafters.selector import (
     CandidateSelector,
     SelectorHeads,

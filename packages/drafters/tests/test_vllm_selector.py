@@ -13,10 +13,11 @@ import torch
 
 from lattice_bpd import DraftConfig, FormatError
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models import BlockwiseHeads, MedusaHeads
+from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.models.checkpoint import copy_heads, load_heads
 from lattice_bpd_drafters.config import SelectorConfig
 from lattice_bpd_drafters.extension import SELECTOR_FOLDER
+from lattice_bpd_drafters.medusa import MedusaHeads
 from lattice_bpd_drafters.selector import CandidateSelector
 from lattice_bpd_vllm.batch import DraftBatch
 from lattice_bpd_vllm.drafting import LatticeDrafter

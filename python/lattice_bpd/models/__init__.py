@@ -14,16 +14,10 @@ except ImportError as error:
         "decoding need torch and transformers; run: pip install 'lattice-bpd[torch]'"
     ) from error
 
-from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput, load_medusa
+from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput
 from lattice_bpd.models.checkpoint import load_heads
 from lattice_bpd.models.head_files import OtherTargetWarning
 from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads
-from lattice_bpd.models.medusa import (
-    MedusaHeads,
-    SharedBlocksWarning,
-    load_medusa_heads,
-    save_medusa,
-)
 from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
 
 __all__ = [
@@ -32,13 +26,8 @@ __all__ = [
     "BlockwiseOutput",
     "CallableHeads",
     "HeadSource",
-    "MedusaHeads",
     "OtherTargetWarning",
     "SequentialHeads",
-    "SharedBlocksWarning",
     "VocabularyHeads",
     "load_heads",
-    "load_medusa",
-    "load_medusa_heads",
-    "save_medusa",
 ]

@@ -4,12 +4,9 @@ The directory is a plain `transformers` checkpoint of the target, plus those of 
 
     config.json, model.safetensors, ...          the target, as `PreTrainedModel` writes it
     blockwise_heads.safetensors, ..heads.json    BlockwiseHeads (`head_files`), or
-    medusa_heads.safetensors, ..heads.json       MedusaHeads (`head_files`), or
     heads.safetensors, heads.json                VocabularyHeads (`head_files`), or
     block_drafter/, selector/, ..                heads of other distributions (`HeadFormat`)
     first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
-
-A folder that others published, such as a Medusa checkpoint, is a folder with heads too.
 
 The target is written first, and the heads' JSON last, each renamed from a temporary name, so a
 directory with that JSON is complete.
@@ -31,31 +28,18 @@ from transformers import (
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
-from lattice_bpd.models.head_files import HeadFiles, staged_folder
+from lattice_bpd.models.head_files import SavedHeads, staged_folder
 from lattice_bpd.models.heads import (
-    BLOCKWISE_FILES,
-    VOCABULARY_FILES,
     BlockwiseHeads,
     VocabularyHeads,
     load_first_head,
     plain_output_embedding,
     save_first_head,
 )
-from lattice_bpd.models.medusa import (
-    HEADS_ALONE,
-    MEDUSA_FILES,
-    MedusaHeads,
-    is_medusa_checkpoint,
-    load_medusa_heads,
-)
 
-_HEAD_FILES: dict[Any, HeadFiles] = {
-    BlockwiseHeads: BLOCKWISE_FILES,
-    MedusaHeads: MEDUSA_FILES,
-    VocabularyHeads: VOCABULARY_FILES,
-}
+_OWN_HEADS: tuple[type[SavedHeads], ...] = (BlockwiseHeads, VocabularyHeads)
 HEAD_SOURCES = (
-    "`lattice-bpd heads train` wrote, a Medusa checkpoint or, with lattice-bpd-drafters, a block "
+    "`lattice-bpd heads train` wrote or, with lattice-bpd-drafters, a Medusa checkpoint or a block "
     "drafter"
 )
 """Where folders with heads come from, for messages."""
@@ -82,8 +66,8 @@ class HeadFormat:
         """Write heads of this kind into a folder; remove this format's files for other heads.
 
         Returns:
-            What the core still has to write: the heads if they are not of this kind, heads that
-            they contain, or None.
+            What the core still has to write: the heads if they are of another kind or SavedHeads,
+            heads that they contain, or None.
         """
         raise NotImplementedError
 
@@ -98,7 +82,7 @@ class HeadFormat:
 
 def head_names() -> tuple[str, ...]:
     """The files by which folders with heads are known, for messages."""
-    own = (files.config_name for files in _HEAD_FILES.values())
+    own = (kind.files.config_name for kind in _OWN_HEADS)
     return (*own, *(extension.name for extension in _head_formats()))
 
 
@@ -113,8 +97,16 @@ def _head_formats(directory: Path | None = None) -> list[HeadFormat]:
     return [
         load_extension(HEAD_FORMATS, name)
         for name, is_installed in known.items()
-        if is_installed or (directory is not None and any(directory.glob(f"{name}*")))
+        if is_installed or (directory is not None and _has_traces(directory, name))
     ]
+
+
+def _has_traces(directory: Path, name: str) -> bool:
+    """Whether names of files, or sizes in config.json, are those of a format of heads."""
+    config = directory / "config.json"
+    return any(directory.glob(f"{name}*")) or (
+        config.is_file() and f'"{name}_num_' in config.read_text(errors="replace")
+    )
 
 
 def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> None:
@@ -124,12 +116,12 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
         TypeError: heads without a file format.
         OSError: the directory cannot be written.
     """
-    if not isinstance(heads, (*_HEAD_FILES, *(extension.kind for extension in _head_formats()))):
+    if not isinstance(heads, (*_OWN_HEADS, *(extension.kind for extension in _head_formats()))):
         raise TypeError(
             f"save_pretrained: the heads are {type(heads).__name__}, which have no file format; "
-            "expected BlockwiseHeads, MedusaHeads, VocabularyHeads or those of an installed "
-            "distribution; save the target with model.base.save_pretrained(directory) and attach "
-            "the heads again after loading"
+            "expected BlockwiseHeads, VocabularyHeads or those of an installed distribution; save "
+            "the target with model.base.save_pretrained(directory) and attach the heads again "
+            "after loading"
         )
     with staged_folder(directory) as folder, plain_output_embedding(base):
         base.save_pretrained(folder)
@@ -159,8 +151,8 @@ def load_heads(directory: str | Path) -> Any:
 
     Args:
         directory: one that `save_pretrained` of a model with heads or of heads, or `lattice-bpd
-            heads train` wrote, a Medusa checkpoint, or heads of an installed distribution, such
-            as the block drafters of lattice-bpd-drafters.
+            heads train` wrote, or heads of an installed distribution, such as the Medusa
+            checkpoints and block drafters of lattice-bpd-drafters.
 
     Raises:
         FileNotFoundError: no such folder, such as a hub name that is not downloaded.
@@ -207,9 +199,7 @@ def has_target(directory: Path) -> bool:
     """Whether `directory` has the config.json of a model, and not that of heads alone."""
     if not (directory / "config.json").is_file():
         return False
-    if any(extension.owns_config(directory) for extension in _head_formats()):
-        return False
-    return not any((directory / name).is_file() for name in HEADS_ALONE)
+    return not any(extension.owns_config(directory) for extension in _head_formats())
 
 
 def _find_loader(directory: Path) -> Callable[[Path], Any] | None:
@@ -222,11 +212,10 @@ def _find_loader(directory: Path) -> Callable[[Path], Any] | None:
 
 def find_own_loader(directory: Path) -> Callable[[Path], Any] | None:
     """What reads the heads of the core's formats in a folder; None: there are none."""
-    for kind, files in _HEAD_FILES.items():
-        if (directory / files.config_name).is_file():
-            load: Callable[[Path], Any] = kind.from_pretrained
-            return load
-    return load_medusa_heads if is_medusa_checkpoint(directory) else None
+    for kind in _OWN_HEADS:
+        if (directory / kind.files.config_name).is_file():
+            return kind.from_pretrained
+    return None
 
 
 def copy_heads(source: Path, directory: Path) -> None:
@@ -244,12 +233,12 @@ def _save_heads(heads: Any, directory: Path, base: PreTrainedModel | None = None
     """Write heads, and remove the files of others."""
     for extension in _head_formats():
         heads = extension.write(heads, directory)
-    for kind, files in _HEAD_FILES.items():
-        if isinstance(heads, kind):
-            heads.save_pretrained(directory, base)
-        else:
-            for stale in (files.config_name, files.weights_name):
+    for kind in _OWN_HEADS:
+        for stale in (kind.files.config_name, kind.files.weights_name):
+            if not isinstance(heads, kind):
                 (directory / stale).unlink(missing_ok=True)
+    if isinstance(heads, SavedHeads):
+        heads.save_pretrained(directory, base)
 
 
 def load_target(directory: Path, **options: Any) -> PreTrainedModel:

@@ -114,7 +114,7 @@ def sample_entry(heads: Any, target: nn.Module | None) -> dict[str, Any]:
     """What to add to the JSON file of heads: `trained_on`, or nothing if their target is unknown.
 
     Args:
-        heads: BlockwiseHeads or MedusaHeads.
+        heads: BlockwiseHeads or other SavedHeads.
         target: that they were trained on; None: the one whose sample they have.
     """
     sample = heads.trained_on if target is None else TargetSample.of(target)

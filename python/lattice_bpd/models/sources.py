@@ -1,12 +1,11 @@
 """Head sources: the modules that compute the logits of a lattice.
 
     BlockwiseHeads    states projected by the target's own output embedding
-    MedusaHeads       Medusa checkpoints: every head has its own projection
     SequentialHeads   multi-token prediction: each head runs on the previous one
     CallableHeads     any function from hidden states to logits
 
-Decode with `BlockwiseLM(target, heads=source)`. The last three implement `HeadSource`, as can your
-own classes.
+Decode with `BlockwiseLM(target, heads=source)`. The last two implement `HeadSource`, as can your
+own classes and MedusaHeads of lattice-bpd-drafters.
 """
 
 from __future__ import annotations

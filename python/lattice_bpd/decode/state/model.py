@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.head_files import warn_of_other_target
+from lattice_bpd.models.head_files import SavedHeads, warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
 from lattice_bpd.models.lm_call import unwrap_model
-from lattice_bpd.models.medusa import MedusaHeads
 from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.verify.target import CausalLMTarget, build_target
 from lattice_bpd.vocabulary import check_same_ids
@@ -88,7 +87,7 @@ class HiddenStateHeads:
 def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
     """Heads of any accepted kind as DraftHeads.
 
-    BlockwiseHeads and MedusaHeads are moved to the device and dtype of the target.
+    Heads with files of their own (SavedHeads) are moved to the device and dtype of the target.
 
     Args:
         heads: DraftHeads, an object with a method `as_draft_heads(target) -> DraftHeads`, such as
@@ -104,7 +103,7 @@ def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
         return bound
     if heads is None or isinstance(heads, DraftHeads):
         return heads
-    if isinstance(heads, (BlockwiseHeads, MedusaHeads, VocabularyHeads)):
+    if isinstance(heads, SavedHeads):
         heads.to(device=target.device, dtype=target.base.dtype)
     if isinstance(heads, VocabularyHeads):
         heads.attach(target.base)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.checkpoint import HeadFormat, find_own_loader, load_target
 from lattice_bpd.models.head_files import (
     HeadFiles,
     SavedHeads,
@@ -265,6 +267,54 @@ def load_medusa_heads(directory: str | Path, *, num_slots: int | None = None) ->
     return heads
 
 
+def load_medusa(
+    directory: str | Path,
+    base: PreTrainedModel | None = None,
+    *,
+    num_slots: int | None = None,
+    **options: Any,
+) -> BlockwiseLM:
+    """A target with Medusa heads, ready for decoding.
+
+    Args:
+        directory: a Medusa checkpoint.
+        base: the target; None: read from the directory (v1.0), or from the local folder that
+            base_model_name_or_path names (v0.1). Nothing is downloaded.
+        num_slots: heads to use, at most those of the checkpoint; None: medusa_num_heads.
+        options: passed to `AutoModelForCausalLM.from_pretrained`, such as dtype.
+
+    Returns:
+        BlockwiseLM in evaluation mode.
+
+    Raises:
+        FormatError: files that are missing, cut, altered, or do not fit each other.
+        ValueError: no target, or heads of another hidden size or vocabulary than the target's.
+
+    Warns:
+        SharedBlocksWarning: see `load_medusa_heads`.
+    """
+    directory = Path(directory)
+    heads = load_medusa_heads(directory, num_slots=num_slots)
+    if base is None:
+        base = load_target(_target_folder(directory), **options)
+    model = BlockwiseLM(base, heads=heads)
+    model.eval()
+    return model
+
+
+def _target_folder(directory: Path) -> Path:
+    """The local folder of a checkpoint's target."""
+    if not any((directory / name).is_file() for name in HEADS_ALONE):
+        return directory
+    name = read_config(directory).get("base_model_name_or_path")
+    if isinstance(name, str) and name and Path(name).is_dir():
+        return Path(name)
+    raise ValueError(
+        f"load_medusa: {directory} has heads only, for the target {name!r}, which is not a local "
+        "folder; load that model and give it as base="
+    )
+
+
 def save_medusa(
     heads: MedusaHeads,
     directory: str | Path,
@@ -394,3 +444,30 @@ def _read_file(path: Path, prefix: str) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
         raise FormatError(f"{path}: holds no named tensors; expected a state dict; {_ADVICE}")
     return {str(key): value for key, value in content.items() if str(key).startswith(prefix)}
+
+
+class MedusaFormat(HeadFormat):
+    """MedusaHeads beside their target, or a checkpoint of either version."""
+
+    name, kind = MEDUSA_FILES.config_name, MedusaHeads
+
+    def find_loader(self, directory: Path) -> Callable[[Path], MedusaHeads] | None:
+        """See HeadFormat."""
+        if (directory / self.name).is_file():
+            return MedusaHeads.from_pretrained
+        is_medusa = is_medusa_checkpoint(directory) and find_own_loader(directory) is None
+        return load_medusa_heads if is_medusa else None
+
+    def write(self, heads: Any, directory: Path) -> Any:
+        """See HeadFormat."""
+        if not isinstance(heads, MedusaHeads):
+            for stale in (MEDUSA_FILES.config_name, MEDUSA_FILES.weights_name):
+                (directory / stale).unlink(missing_ok=True)
+        return heads
+
+    def owns_config(self, directory: Path) -> bool:
+        """See HeadFormat."""
+        return any((directory / name).is_file() for name in HEADS_ALONE)
+
+
+MEDUSA = MedusaFormat()
