@@ -102,7 +102,7 @@ class ConstrainedRule:
 
     def start(self, sequence: int, prompt: Any) -> Any:  # noqa: ARG002
         """A selector of its own for each text."""
-        from lattice_bpd.decode.constraint.selector import ConstrainedSelector
+        from lattice_bpd_constraints.selector import ConstrainedSelector
 
         return ConstrainedSelector(self.constraint)
 
@@ -168,7 +168,7 @@ def main() -> None:
     args = parser.parse_args()
     import torch
 
-    from lattice_bpd.decode import GuidanceConstraint
+    from lattice_bpd_constraints import GuidanceConstraint
 
     torch.set_num_threads(1)
     model, lm, prompts, tokenizer = load_stories(args.work)

@@ -9,7 +9,8 @@ import json
 
 from tiny_model import VOCAB, load
 
-from lattice_bpd.decode import GuidanceConstraint, generate
+from lattice_bpd.decode import generate
+from lattice_bpd_constraints import GuidanceConstraint
 
 LETTERS = b'abcdefghijklmnopqrstuvwxyz0123456789{}":, []-.'
 WORDS = [b'": ', b'", "', b'{"', b"name", b"size", b"count", b"small", b"large", b"th", b"in"]

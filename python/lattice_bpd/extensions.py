@@ -23,6 +23,9 @@ TARGETS = "lattice_bpd.targets"
 HEAD_FORMATS = "lattice_bpd.head_formats"
 """Group of ``models.checkpoint.HeadFormat``."""
 
+CONSTRAINTS = "lattice_bpd.constraints"
+"""Group of ``constraint``, which makes a ``ConstrainedText`` for each text; ``regex``, .."""
+
 _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     COMMANDS: {
         "drafter": "lattice-bpd-drafters",
@@ -39,8 +42,14 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "spec_drafter": "lattice-bpd-translation",
         "medusa": "lattice-bpd-drafters",  # after selectors, which have such heads beside them
     },
+    CONSTRAINTS: dict.fromkeys(("constraint", "regex", "json-schema"), "lattice-bpd-constraints"),
 }  # that this project has, by group and name: what to install where an entry point is missing
-_KINDS = {COMMANDS: "command", TARGETS: "kind of target", HEAD_FORMATS: "format of heads"}
+_KINDS = {
+    COMMANDS: "command",
+    TARGETS: "kind of target",
+    HEAD_FORMATS: "format of heads",
+    CONSTRAINTS: "feature",
+}
 
 
 def find_extensions(group: str) -> dict[str, EntryPoint]:

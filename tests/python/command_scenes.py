@@ -240,9 +240,10 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                     )
                 ),
                 "lattice_bpd.cli.files.load_causal_lm": Stub("draft model"),
+                "lattice_bpd.cli.files.to_device": lambda model: model,
                 FIND_STOP_TOKENS: frozenset({0}),
-                "lattice_bpd.decode.GuidanceConstraint.from_regex": Stub("regex"),
-                "lattice_bpd.decode.GuidanceConstraint.from_json_schema": Stub("schema"),
+                "lattice_bpd_constraints.GuidanceConstraint.from_regex": Stub("regex"),
+                "lattice_bpd_constraints.GuidanceConstraint.from_json_schema": Stub("schema"),
                 "lattice_bpd.decode.load_drafter": Stub("drafter"),
                 "lattice_bpd.decode.generate": lambda *_, **__: decoded(note),
                 "transformers.AutoTokenizer.from_pretrained": Stub("tokenizer"),

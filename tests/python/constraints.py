@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from blockwise_models import VOCAB
-from lattice_bpd.decode import Constraint, FstConstraint
-from lattice_bpd.decode.constraint.fst import write_acceptor
+from lattice_bpd_constraints import Constraint, FstConstraint
+from lattice_bpd_constraints.fst import write_acceptor
 
 LETTERS = b'abcdefghijklmnopqrstuvwxyz0123456789{}":, []'
 END = 0

@@ -105,6 +105,7 @@ PRELUDES = {
     "docs/drafters.md": _decoding,
     "docs/exactness.md": _decoding,
     "docs/ngram.md": ngram,
+    "packages/constraints/README.md": decoding,
     "packages/translation/README.md": translation,
     "research/kim2024/README.md": _decoding,
     "research/kim2024/evaluate.md": evaluate,

@@ -17,8 +17,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from blockwise_models import CACHE_NAME, POSITIONS, VOCAB, model_of, small_lm
+from blockwise_models import CACHE_NAME, POSITIONS, VOCAB, model_of, random_model, small_lm
 from lattice_bpd.decode import CustomGenerate, TreeDrafter
+from lattice_bpd.decode.drafters.call_costs import costs_of
 from lattice_bpd.draft.config import DraftConfig
 
 KINDS = ["trained", "llama"]
@@ -227,3 +228,21 @@ def test_options_that_cannot_be_given():
         CustomGenerate(drafter="tree", max_node=3)
     with pytest.raises(ValueError, match="'oracle' decodes twice"):
         method("llama", drafter="oracle")
+
+
+def test_a_scorer_drafts_and_auto_remembers():
+    model, scorer = model_of("trained"), random_model("gpt2").base
+    rows = torch.tensor([[3, 8, 13, 18]])
+    inputs = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
+    wanted = model.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
+    neural = CustomGenerate(model.head_logits, "neural", lm=scorer, top_k=4)
+    output = model.base.generate(**inputs, custom_generate=neural, max_new_tokens=20)
+    assert output.tolist() == wanted
+    assert neural.results[0].stats.seconds["rescore"] > 0.0
+    fresh = random_model("llama")
+    wanted = fresh.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
+    mixture = CustomGenerate(fresh.head_logits, top_k=4)
+    for _ in range(9):
+        output = fresh.base.generate(**inputs, custom_generate=mixture, max_new_tokens=20)
+        assert output.tolist() == wanted
+    assert costs_of(fresh.base).of(len(wanted)).times(4).min() > 0.0

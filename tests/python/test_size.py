@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 150, "lines": 28_210, "public names": 103}
+LIMITS = {"files": 143, "lines": 27_030, "public names": 99}
 OPTIONS = 150
 STEP = {"files": 9, "lines": 2_030, "functions": 41}  # by what a step measures
 

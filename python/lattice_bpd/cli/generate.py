@@ -18,12 +18,12 @@ from lattice_bpd.cli.options import (
     read_draft_options,
 )
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
-from lattice_bpd.extensions import require
+from lattice_bpd.extensions import CONSTRAINTS, load_extension, require
 
 if TYPE_CHECKING:
     from lattice_bpd.build.report import PlainResult
     from lattice_bpd.cli.options import Commands
-    from lattice_bpd.decode import Certificate, Constraint, DecodeResult, DecodeStats
+    from lattice_bpd.decode import Certificate, DecodeResult, DecodeStats
     from lattice_bpd.verify import Acceptance
 
 _EPILOG = f"""examples:
@@ -301,25 +301,23 @@ def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
 
 def _load_constraint(
     args: argparse.Namespace, tokenizer: Any, vocab_size: int, ends: frozenset[int]
-) -> Constraint | None:
-    """The constraint of --regex or --json-schema."""
+) -> Any:
+    """The constraint of --regex or --json-schema; None for neither."""
     if args.regex is None and args.json_schema is None:
         return None
     from lattice_bpd.cli.files import decode_argument, read_text
-    from lattice_bpd.decode import GuidanceConstraint
 
+    name = "regex" if args.json_schema is None else "json-schema"
     if not ends:
-        option = "--regex" if args.json_schema is None else "--json-schema"
         raise ValueError(
-            f"{option}: {args.model} names no token that ends a text, which a constraint needs; "
+            f"--{name}: {args.model} names no token that ends a text, which a constraint needs; "
             "expected eos_token_id in its generation_config.json, or eos_token in the tokenizer's "
             "tokenizer_config.json; add one of them"
         )
-    options: dict[str, Any] = {"vocab_size": vocab_size, "end_token_ids": ends}
-    if args.regex is not None:
-        regex = decode_argument(args.regex, "--regex")
-        return GuidanceConstraint.from_regex(regex, tokenizer, **options)
-    return GuidanceConstraint.from_json_schema(read_text(args.json_schema), tokenizer, **options)
+    is_regex = args.regex is not None
+    text = decode_argument(args.regex, "--regex") if is_regex else read_text(args.json_schema)
+    make = load_extension(CONSTRAINTS, name)
+    return make(text, tokenizer, vocab_size=vocab_size, end_token_ids=ends)
 
 
 def _load_causal_lm(option: str, directory: Path | None) -> Any:

@@ -1,7 +1,6 @@
 """Decoding: draft, verify, keep what the target itself would have generated.
 
-Drafters of each kind are in `lattice_bpd.decode.drafters`, grammars in
-`lattice_bpd.decode.constraint`.
+Drafters of each kind are in `lattice_bpd.decode.drafters`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,6 @@ except ImportError as error:
     ) from error
 
 from lattice_bpd.decode.certificate.certificate import Certificate, CertificateError
-from lattice_bpd.decode.constraint.fst import FstConstraint
-from lattice_bpd.decode.constraint.guidance import GuidanceConstraint
-from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.drafters.proposals import DraftError, DraftWarning
@@ -34,7 +30,6 @@ from lattice_bpd.decode.strategies import DraftSources, load_drafter, make_draft
 __all__ = [
     "Certificate",
     "CertificateError",
-    "Constraint",
     "CustomGenerate",
     "DecodeResult",
     "DecodeState",
@@ -44,8 +39,6 @@ __all__ = [
     "DraftWarning",
     "Drafter",
     "DraftingModel",
-    "FstConstraint",
-    "GuidanceConstraint",
     "PBestDrafter",
     "TreeDrafter",
     "decode",

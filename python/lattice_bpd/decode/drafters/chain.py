@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.constraint.search import find_candidates
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.head_candidates import batch_head_logits, prepare_rescoring
+from lattice_bpd.decode.drafters.head_candidates import (
+    batch_head_logits,
+    find_candidates,
+    prepare_rescoring,
+)
 from lattice_bpd.decode.drafters.p_best import search_lists
 from lattice_bpd.decode.drafters.target_noise import draft_keys, sampling_temperature
 from lattice_bpd.decode.drafters.tree import LatticeTreeDrafter

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lattice_bpd.decode.constraint.search import find_candidates
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.draft.config import MAX_NODES, DraftConfig
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.vocabulary import check_same_ids
+
+_SPARE = 3  # searched nodes / kept nodes, where a constraint depends on the path
 
 
 def batch_head_logits(states: Sequence[DecodeState], *, all_slots: bool = False) -> torch.Tensor:
@@ -100,6 +102,60 @@ def read_head_candidates(states: Sequence[DecodeState], top_k: int) -> HeadCandi
     return heads
 
 
+def find_candidates(
+    states: Sequence[DecodeState], logits: torch.Tensor, top_k: int, where: str
+) -> tuple[Candidates, bool]:
+    """The k best tokens of each slot, under a constraint of those that some path allows.
+
+    Args:
+        states: of the B sequences; all have a constraint, or none has one.
+        logits: (B, H, V) of the heads.
+        top_k: k.
+        where: the caller's name, for error messages.
+
+    Returns:
+        Candidates (B, H, k); and whether a slot depends on the path, so that masking the candidates
+        is not enough: see `search_allowed`.
+
+    Raises:
+        ValueError: top_k out of range, NaN or +inf.
+    """
+    texts = [state.constrained for state in states if state.constrained is not None]
+    if not texts:
+        return select_top_k(logits, top_k, log_softmax=False, where=where), False
+    rows = zip(texts, logits.detach().float().cpu().numpy(), strict=True)
+    token_ids, scores, depends = zip(
+        *(text.find_candidates(row, top_k, where) for text, row in rows), strict=True
+    )
+    return Candidates(np.stack(token_ids), np.stack(scores)), any(depends)
+
+
+def search_allowed(
+    states: Sequence[DecodeState],
+    search: Callable[..., list[PrefixTree]],
+    number: int,
+    max_nodes: int,
+    *,
+    depends: bool,
+) -> list[PrefixTree]:
+    """The trees of `search(number=..)`; of a wider one, cut, if constraints depend on the path.
+
+    Args:
+        states: of the B sequences.
+        search: returns a tree for each of them, nodes by descending probability.
+        number: nodes or paths.
+        max_nodes: most draft tokens of a cut tree.
+        depends: see `find_candidates`.
+    """
+    if not depends:
+        return search(number=number)
+    trees = search(number=max(number, min(_SPARE * number, MAX_NODES)))
+    return [
+        tree if state.constrained is None else state.constrained.cut(tree, max_nodes)
+        for state, tree in zip(states, trees, strict=True)
+    ]
+
+
 def prepare_rescoring(
     config: DraftConfig,
     lm: NGramLM | None,
@@ -126,7 +182,7 @@ def prepare_rescoring(
     Returns:
         Candidates (B, H, k), as a LatticeInput if the heads score transitions or normalization is
         local; the last tokens of the contexts, as many as the LM uses; and
-        whether constraints depend on the path, see `find_candidates`.
+        whether constraints depend on the path, see `search_allowed`.
 
     Raises:
         ValueError: an LM of another vocabulary, top_k above V.

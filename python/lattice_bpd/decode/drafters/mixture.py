@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.decode.constraint.trees import AllowedTokens
 from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts, ModelCosts
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import HeadCandidates, read_head_candidates
 from lattice_bpd.decode.drafters.target_noise import rejects, sample_paths, target_noise
+from lattice_bpd.decode.state.constraint import start_trees
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.mixture import Gates, TextStore, make_mixture, source_names
 from lattice_bpd.lm.ngram import NGramLM
@@ -164,7 +164,7 @@ class MixtureDrafter(Drafter):
     ) -> list[PrefixTree]:
         first, allow, noise = states[0], None, None
         if first.constrained is not None:
-            allow = AllowedTokens(states)
+            allow = start_trees([one.constrained for one in states])
         elif first.selector is not None:
             noise = target_noise(states, _SHARPNESS)
         arrays: tuple[Any, Any, Any] = (None, None, None) if heads is None else heads

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from lattice_bpd.decode.constraint.search import cut_trees
-from lattice_bpd.decode.constraint.trees import with_spare
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
+from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring, search_allowed
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig, check_used
 from lattice_bpd.lattice.lattice_input import LatticeInput
@@ -48,16 +47,12 @@ class PBestDrafter(Drafter):
         candidates, contexts, depends = prepare_rescoring(
             self.config, self.lm, states, "PBestDrafter"
         )
-        trees = search_lists(
-            states, candidates, contexts, self.lm, "rescore",
-            number=with_spare(self.num_drafts) if depends else self.num_drafts,
-            alpha=self.config.alpha,
-        )  # fmt: skip
-        if not depends:
-            return trees
+        search = partial(
+            search_lists, states, candidates, contexts, self.lm, "rescore", alpha=self.config.alpha
+        )
         # Drafts share about half of their nodes.
         most = (self.num_drafts + 1) * max(state.num_slots for state in states) // 2
-        return cut_trees(trees, states, most)
+        return search_allowed(states, search, self.num_drafts, most, depends=depends)
 
 
 def search_lists(

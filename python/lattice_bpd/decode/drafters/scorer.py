@@ -15,9 +15,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from lattice_bpd.decode.constraint.search import find_candidates
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
+from lattice_bpd.decode.drafters.head_candidates import batch_head_logits, find_candidates
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig, check_used

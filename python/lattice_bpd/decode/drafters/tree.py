@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from lattice_bpd.decode.constraint.search import cut_trees
-from lattice_bpd.decode.constraint.trees import with_spare
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
+from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring, search_allowed
 from lattice_bpd.decode.drafters.target_noise import (
     WIDER,
     sampling_temperature,
@@ -82,33 +81,22 @@ class TreeDrafter(LatticeTreeDrafter):
         if first.selector is not None:
             temperature *= sampling_temperature(states)
         if noise is not None:
-            trees, start = self._with_noise(states, noise, temperature)
-            depends = False
-        else:
-            candidates, contexts, depends = prepare_rescoring(
-                self.config, self.lm, states, "TreeDrafter"
-            )
-            start = time.perf_counter()
-            most = with_spare(self.max_nodes) if depends else self.max_nodes
-            trees = search_trees(
-                candidates,
-                contexts,
-                self.lm,
-                [state.max_draft_length for state in states],
-                number=most,
-                alpha=self.config.alpha,
-                temperature=temperature,
-            )
-        start = first.stats.lap("rescore", start)
-        if depends:
-            trees = cut_trees(trees, states, self.max_nodes)
-            first.stats.lap("rescore", start)
-        return trees
+            return self._with_noise(states, noise, temperature)
+        candidates, contexts, depends = prepare_rescoring(
+            self.config, self.lm, states, "TreeDrafter"
+        )
+        lengths = [state.max_draft_length for state in states]
+        search = partial(
+            search_trees, candidates, contexts, self.lm, lengths,
+            alpha=self.config.alpha, temperature=temperature,
+        )  # fmt: skip
+        with first.stats.stage("rescore"):
+            return search_allowed(states, search, self.max_nodes, self.max_nodes, depends=depends)
 
     def _with_noise(
         self, states: Sequence[DecodeState], noise: SharedNoise, temperature: float
-    ) -> tuple[list[PrefixTree], float]:
-        """Trees given the noise of the target's next samples; and the start time."""
+    ) -> list[PrefixTree]:
+        """Trees given the noise of the target's next samples."""
         top_k = self.config.top_k
         candidates, contexts, _ = prepare_rescoring(
             self.config, self.lm, states, "TreeDrafter",
@@ -133,4 +121,5 @@ class TreeDrafter(LatticeTreeDrafter):
             )
             for row, state in enumerate(states)
         ]
-        return trees, start
+        states[0].stats.lap("rescore", start)
+        return trees

@@ -30,8 +30,6 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from lattice_bpd.arguments import errors_named
-from lattice_bpd.decode.constraint.protocol import Constraint, check_constraint
-from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters.call_costs import costs_of
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.huggingface.checks import (
@@ -118,7 +116,7 @@ class CustomGenerate:
         layout: str = "auto",
         streamer: Any = None,
         acceptance: Acceptance | None = None,
-        constraint: Constraint | None = None,
+        constraint: Any = None,
         **options: Any,
     ) -> None:
         given: Any = heads
@@ -239,10 +237,6 @@ class CustomGenerate:
         rows = _visible_rows(drafting, input_ids, model_kwargs)
         prompts = check_prompts(drafting, rows, beyond_positions=True)
         options.max_draft_nodes = count_draft_nodes(drafter, drafting)
-        if self.constraint is not None:
-            check_constraint(self.constraint, drafting.vocab_size)
-            options.stop_token_ids |= self.constraint.end_token_ids
-            options.max_draft_nodes += MOST_EXPECTED
         if needs_prefill(drafting.target.base, model_kwargs):
             options.prefill = Prefill(drafting, input_ids, model_kwargs, prompts.lengths)
         else:

@@ -12,7 +12,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, StopStringCr
 from transformers.modeling_outputs import BaseModelOutput
 
 from lattice_bpd.arguments import check_int, errors_named
-from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.decode.drafters.call_costs import costs_of
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.huggingface.checks import refuse_cache, refuse_settings, visible_tokens
@@ -203,7 +202,7 @@ def generate(
     max_new_tokens: int | None = None,
     stop_token_ids: Collection[int] | int | None = None,
     acceptance: Acceptance | None = None,
-    constraint: Constraint | None = None,
+    constraint: Any = None,
     certificate: bool | str = False,
     logprobs: int | None = None,
     cache: Any = None,
@@ -255,8 +254,8 @@ def generate(
             `lattice_bpd.verify.Acceptance`; None: Exact, even if the model's own generation config
             has do_sample=True. For a lossy rule, `lossless` of the result is False and its
             statistics report the regret.
-        constraint: constraint on the new tokens: a GuidanceConstraint, an FstConstraint or your
-            own Constraint. The output is greedy among the allowed tokens.
+        constraint: constraint on the new tokens, one of lattice-bpd-constraints. The output is
+            greedy among the allowed tokens.
         certificate: record every token's margin, and check tokens that rounding could have changed
             by plain calls; see `Certificate`. For the exact rule only.
         logprobs: k; `result.logprobs` has {token id: log probability} for each decoded token: the

@@ -10,7 +10,6 @@ from typing import Any
 from torch.nn.modules.dropout import _DropoutNd
 
 from lattice_bpd.arguments import check_int
-from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.text_rules import TextRules, TokenRecords
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
@@ -60,7 +59,7 @@ class Options:
     selectors: list[TokenSelector] | None = None
     records: list[TokenRecords] | None = None
     caches: TextCaches | None = None
-    constraint: Constraint | None = None
+    constraint: Any = None
     static_cache: bool = False
     max_draft_nodes: int = 256
     reread_length: int | None = None

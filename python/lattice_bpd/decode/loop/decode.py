@@ -15,9 +15,6 @@ from lattice_bpd.decode.certificate.certificate import (
     MarginSelector,
     certify,
 )
-from lattice_bpd.decode.constraint.protocol import Constraint, check_constraint
-from lattice_bpd.decode.constraint.selector import start_constrained
-from lattice_bpd.decode.constraint.trees import MOST_EXPECTED
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.loop.arguments import (
     MAX_NEW_TOKENS,
@@ -29,10 +26,12 @@ from lattice_bpd.decode.loop.arguments import (
 )
 from lattice_bpd.decode.loop.loop import _Run
 from lattice_bpd.decode.loop.prompts import Prompts, check_prompts, read_prompts
+from lattice_bpd.decode.state.constraint import ConstrainedText
 from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.decode.state.text_rules import RecordingSelector, TextRules, TokenRecords
+from lattice_bpd.extensions import CONSTRAINTS, load_extension
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.greedy import TokenSelector
 
@@ -83,7 +82,7 @@ def decode(
     static_cache: bool = False,
     acceptance: Acceptance | None = None,
     certificate: bool | str = False,
-    constraint: Constraint | None = None,
+    constraint: Any = None,
 ) -> Any:
     """Decode one text or a batch; the output is the target's greedy output for every drafter.
 
@@ -113,8 +112,8 @@ def decode(
         certificate: record every token's margin, and check tokens that rounding could have changed
             by plain calls; see `Certificate`. For the exact rule only. The verdict "different"
             raises CertificateError; with "report" it is only in the result.
-        constraint: constraint on the new tokens, see `lattice_bpd.decode.Constraint`; the output is
-            then greedy among the allowed tokens.
+        constraint: constraint on the new tokens, one of lattice-bpd-constraints; the output is then
+            greedy among the allowed tokens.
 
     Returns:
         A DecodeResult for one prompt; for several a list of them, in order. The texts of a batch
@@ -127,6 +126,7 @@ def decode(
             the prompts.
         CertificateError: the output differs from plain greedy decoding (a ValueError).
         TypeError: model is not a supported model, or constraint is not a constraint.
+        ImportError: a constraint, but lattice-bpd-constraints is not installed.
         MemoryError: a call did not fit into memory.
     """
     with ending_stream(streamer):
@@ -172,11 +172,6 @@ def decode_prompts(
         ValueError: options that contradict each other, and see `decode`.
     """
     _check_certificate(options)
-    expected_nodes = 0
-    if options.constraint is not None:
-        check_constraint(options.constraint, model.vocab_size)
-        ends = options.stop_token_ids | options.constraint.end_token_ids
-        options, expected_nodes = replace(options, stop_token_ids=ends), MOST_EXPECTED
     drafters = _one_for_each(drafter, len(prompts.tokens))
     # The last decoded token is never read by the target, so it needs no position.
     positions = model.max_positions
@@ -188,7 +183,7 @@ def decode_prompts(
         options,
         limits=limits,
         limited_by_positions=[new < old for new, old in zip(limits, options.limits, strict=True)],
-        max_draft_nodes=count_draft_nodes(drafters[0], model) + expected_nodes,
+        max_draft_nodes=count_draft_nodes(drafters[0], model),
     )
     return run_loop(model, prompts, drafters, options)
 
@@ -275,15 +270,21 @@ def run_loop(
     Returns:
         A result for each prompt, in order.
     """
+    inner = _start_selectors(options, prompts)
+    constrained: list[ConstrainedText] | None = None
+    if options.constraint is not None:
+        selectors: Sequence[TokenSelector | None] = inner or [None] * len(prompts.tokens)
+        constrained = load_extension(CONSTRAINTS, "constraint")(
+            options.constraint, model.vocab_size, options.stop_token_ids, selectors
+        )
+        options = replace(
+            options,
+            stop_token_ids=constrained[0].stop_token_ids,
+            max_draft_nodes=options.max_draft_nodes + constrained[0].max_added,
+        )
     if options.caches is not None:
         refusal = "the model prepares the prompt itself" if options.prefill is not None else None
         options.caches.load(model, "it has a fixed size" if options.static_cache else refusal)
-    inner = _start_selectors(options, prompts)
-    constrained = None
-    if options.constraint is not None:
-        constrained = start_constrained(
-            options.constraint, options.stop_token_ids, inner or [None] * len(prompts.tokens)
-        )
     outer: Sequence[TokenSelector] | None = constrained or inner
     if outer is not None:
         outer = _recording(outer, options.records)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from lattice_bpd.decode.certificate.certificate import CallShape
-from lattice_bpd.decode.constraint.trees import constrain_tree
 from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
 from lattice_bpd.decode.drafters.proposals import correct_tree, drop_failed, refuse_proposal
 from lattice_bpd.decode.loop.arguments import Options
@@ -103,7 +102,7 @@ class _Run:
         ended = options.selectors is not None and options.selectors[number].ended
         if ends:
             state.finish = "stop_token"
-        elif state.constrained is not None and state.constrained.automaton_state.ended:
+        elif state.constrained is not None and state.constrained.is_complete:
             state.finish = "constraint"
         elif stats.tokens >= state.limit:
             state.finish = "positions" if options.limited_by_positions[number] else "length"
@@ -184,7 +183,7 @@ def _finish(tree: PrefixTree | None, state: DecodeState, drafter: Drafter) -> Pr
         tree = PrefixTree(state.tokens[-1:], [-1])
     if state.constrained is not None and not isinstance(drafter, NoDrafter):
         with state.stats.stage("constraint"):
-            tree = constrain_tree(tree, state.constrained.automaton_state, state.max_draft_length)
+            tree = state.constrained.constrain(tree, state.max_draft_length)
     target = state.model.target
     if state.is_chain and tree.max_depth + 1 < len(tree):
         tree = tree.best_chain()

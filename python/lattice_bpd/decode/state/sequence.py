@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lattice_bpd.decode.constraint.selector import ConstrainedSelector
+from lattice_bpd.decode.state.constraint import ConstrainedText
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.verify.greedy import TokenSelector
@@ -33,7 +33,7 @@ class DecodeState:
         is_chain: whether only a single draft is verified.
         finish: finish reason; None while the text is not finished.
         selector: of the acceptance rule, for drafters that share its random numbers; None: argmax.
-        constrained: selector with the automaton state of the constraint; None: no constraint.
+        constrained: selects the tokens under a constraint; None: no constraint.
         source: encoded source of an encoder-decoder, one row; else None.
         memory: data that draft heads keep for this sequence.
         features: (m, F) float each, of tokens that the heads have not taken yet; see
@@ -51,7 +51,7 @@ class DecodeState:
     is_chain: bool = False
     finish: str | None = None
     selector: TokenSelector | None = None
-    constrained: ConstrainedSelector | None = None
+    constrained: ConstrainedText | None = None
     source: Any = None
     memory: Any = None
     features: list[Tensor] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Constraints from regular expressions and JSON schemas, using llguidance (extra `grammar`)."""
+"""Constraints from regular expressions and JSON schemas, by llguidance."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.constraint.automaton_state import MergedStates
-from lattice_bpd.decode.constraint.protocol import Mask
 from lattice_bpd.extensions import require
+from lattice_bpd_constraints.automaton_state import MergedStates
+from lattice_bpd_constraints.protocol import Mask
 
 _WHERE = "GuidanceConstraint"
 _SPACE = "\u2581"  # SentencePiece's symbol for a space
@@ -32,12 +32,14 @@ def to_guidance_tokenizer(tokenizer: Any, end_token_ids: Collection[int] | None)
         TypeError: an unsupported tokenizer.
         ValueError: there is no end-of-text token.
     """
-    guidance: Any = require("llguidance", "grammar")
+    guidance: Any = require("llguidance", "lattice-bpd-constraints")
     if isinstance(tokenizer, guidance.LLTokenizer):
         return tokenizer
     if hasattr(tokenizer, "backend_tokenizer"):
         ends = _ends_of(end_token_ids, tokenizer.eos_token_id)
-        return require("llguidance.hf", "grammar").from_tokenizer(tokenizer, eos_token=ends)
+        return require("llguidance.hf", "lattice-bpd-constraints").from_tokenizer(
+            tokenizer, eos_token=ends
+        )
     if hasattr(tokenizer, "to_str") and hasattr(tokenizer, "get_vocab_size"):
         return guidance.LLTokenizer(tokenizer.to_str(), eos_token=_ends_of(end_token_ids, None))
     if hasattr(tokenizer, "id_to_piece"):
@@ -144,7 +146,7 @@ class GuidanceConstraint:
         vocab_size: int | None = None,
         end_token_ids: Collection[int] | None = None,
     ) -> None:
-        guidance: Any = require("llguidance", "grammar")
+        guidance: Any = require("llguidance", "lattice-bpd-constraints")
         self._tokenizer = to_guidance_tokenizer(tokenizer, end_token_ids)
         num_tokens = int(self._tokenizer.vocab_size)
         if vocab_size is not None and vocab_size < num_tokens:
@@ -185,7 +187,7 @@ class GuidanceConstraint:
         Raises:
             ImportError: as the class; so are TypeError and ValueError.
         """
-        matcher: Any = require("llguidance", "grammar").LLMatcher
+        matcher: Any = require("llguidance", "lattice-bpd-constraints").LLMatcher
         grammar = matcher.grammar_from_regex(regex)
         return cls(grammar, tokenizer, vocab_size=vocab_size, end_token_ids=end_token_ids)
 
@@ -212,7 +214,7 @@ class GuidanceConstraint:
         Raises:
             ImportError: as the class; so are TypeError and ValueError.
         """
-        matcher: Any = require("llguidance", "grammar").LLMatcher
+        matcher: Any = require("llguidance", "lattice-bpd-constraints").LLMatcher
         try:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
             grammar = matcher.grammar_from_json_schema(

@@ -27,12 +27,14 @@ from constraints import (
     text_of,
 )
 from lattice_bpd import DraftConfig, NGramLM, verify
-from lattice_bpd.decode import Drafter, GuidanceConstraint, decode, generate
-from lattice_bpd.decode.constraint.guidance import GuidanceState
-from lattice_bpd.decode.constraint.selector import ConstrainedSelector
+from lattice_bpd.decode import Drafter, PBestDrafter, TreeDrafter, decode, generate
+from lattice_bpd.decode.drafters import MixtureDrafter
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify.greedy import DraftCandidates
+from lattice_bpd_constraints import GuidanceConstraint
+from lattice_bpd_constraints.guidance import GuidanceState
+from lattice_bpd_constraints.selector import ConstrainedSelector
 
 PROMPT = [1, 2, 3]
 WAYS: dict[str, dict[str, Any]] = {
@@ -161,6 +163,44 @@ def test_grammar_cuts_the_drafts_of_any_drafter() -> None:
     assert result.token_ids == constrained_greedy(model, PROMPT, constraint, 8)
     steps = result.stats.target_calls - 1
     assert steps - 1 <= result.stats.verified_tokens <= steps  # the 1 alone, where one more fits
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("TreeDrafter", 10), ("PBestDrafter", 6), ("MixtureDrafter", 12)]
+)
+def test_grammar_drafts_are_allowed_on_their_path(name: str, least: int, lm: NGramLM) -> None:
+    """Before the loop cuts them, and hardly fewer than without a constraint."""
+    kinds: dict[str, Any] = {
+        "TreeDrafter": lambda: TreeDrafter(lm, top_k=5, max_nodes=12),
+        "PBestDrafter": lambda: PBestDrafter(lm, top_k=5, num_drafts=4),
+        "MixtureDrafter": lambda: MixtureDrafter([lm], heads=True, max_nodes=12, top_k=5),
+    }
+    drafter, sizes = kinds[name](), []
+    # after a token comes one of the next six, and so on in a circle
+    arcs = [
+        (1 + token, 1 + (token + step) % VOCAB, 1 + (token + step) % VOCAB)
+        for token in range(VOCAB)
+        for step in range(1, 7)
+    ]
+    constraint = acceptor_of([*arcs, (0, 1, 1)], set(range(1, VOCAB + 1)))
+
+    class Watched(Drafter):
+        def propose(self, states: Any) -> Any:
+            trees = drafter.propose(states)
+            for state, tree in zip(states, trees, strict=True):
+                nodes = {0: state.constrained.automaton_state}
+                edges = zip(tree.parents[1:], tree.token_ids[1:], strict=True)
+                for node, (parent, token) in enumerate(edges, start=1):
+                    nodes[node] = nodes[parent].advance(token)
+                    assert nodes[node] is not None
+                if state.num_slots >= 4:
+                    sizes.append(len(tree) - 1)
+            return trees
+
+    model = model_of("llama")
+    result = decode(model, PROMPT, Watched(), constraint=constraint, max_new_tokens=24)
+    assert result.token_ids == constrained_greedy(model, PROMPT, constraint, 24)
+    assert np.mean(sizes) >= least
 
 
 def test_grammar_beside_a_static_cache() -> None:

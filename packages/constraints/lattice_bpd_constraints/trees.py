@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from lattice_bpd.decode.constraint.automaton_state import AutomatonState
-from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import MAX_NODES
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd_constraints.automaton_state import AutomatonState
 
 MOST_EXPECTED = 32  # most nodes that a constraint adds to a draft tree
-_SPARE = 3  # searched nodes / kept nodes
 
 
 def constrain_tree(
@@ -86,11 +80,6 @@ class _GrowingTree:
             node += 1
 
 
-def with_spare(max_nodes: int) -> int:
-    """The number of nodes or paths to search so that `cut_tree` likely keeps `max_nodes`."""
-    return max(max_nodes, min(_SPARE * max_nodes, MAX_NODES))
-
-
 def cut_tree(tree: PrefixTree, state: AutomatonState, max_nodes: int) -> PrefixTree:
     """The first nodes of a tree that the constraint allows.
 
@@ -120,24 +109,3 @@ def cut_tree(tree: PrefixTree, state: AutomatonState, max_nodes: int) -> PrefixT
     log_probs = tree.log_probs
     kept_log_probs = None if log_probs is None else log_probs[kept]
     return PrefixTree.from_nodes(tree.exact_token, token_ids, parents, len(kept), kept_log_probs)
-
-
-class AllowedTokens:
-    """The tokens that the constraints of the sequences allow after the nodes of their trees."""
-
-    def __init__(self, states: Sequence[DecodeState]) -> None:
-        constrained: list[Any] = [state.constrained for state in states]
-        self._merged = [one.merged for one in constrained]
-        self._states: list[dict[int, Any]] = [
-            {0: one.merged.merge(one.automaton_state)} for one in constrained
-        ]
-
-    def __call__(
-        self, row: int, node: int, parent: int, token_id: int, token_ids: list[int]
-    ) -> list[bool]:
-        """Which of some tokens may follow a node of sequence `row`."""
-        states = self._states[row]
-        if node > 0:
-            states[node] = self._merged[row].advance(states[parent], token_id)
-        allowed: list[bool] = states[node].mask[token_ids].tolist()
-        return allowed

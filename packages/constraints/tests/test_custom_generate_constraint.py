@@ -1,4 +1,4 @@
-"""`model.generate(custom_generate=...)` under a constraint, with a scorer, and with costs."""
+"""`model.generate(custom_generate=...)` under a constraint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ pytest.importorskip("torch")
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from blockwise_models import VOCAB, model_of, random_model, small_lm
+from blockwise_models import VOCAB, model_of, small_lm
 from constraints import acceptor_of
-from lattice_bpd import DraftConfig
-from lattice_bpd.decode import Constraint, CustomGenerate, FstConstraint
-from lattice_bpd.decode.drafters.call_costs import costs_of
+from lattice_bpd import DraftConfig, extensions
+from lattice_bpd.decode import CustomGenerate, generate
+from lattice_bpd_constraints import Constraint, FstConstraint
 
 END = 7
 PROCESSED: dict[str, dict[str, Any]] = {
@@ -82,19 +82,13 @@ def test_a_constraint_of_another_vocabulary_is_refused() -> None:
         )  # fmt: skip
 
 
-def test_a_scorer_drafts_and_auto_remembers() -> None:
-    model, scorer = model_of("trained"), random_model("gpt2").base
-    rows = torch.tensor([[3, 8, 13, 18]])
-    inputs: Any = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
-    wanted = model.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
-    neural = CustomGenerate(model.head_logits, "neural", lm=scorer, top_k=4)
-    output = model.base.generate(**inputs, custom_generate=neural, max_new_tokens=20)
-    assert output.tolist() == wanted
-    assert neural.results[0].stats.seconds["rescore"] > 0.0
-    fresh = random_model("llama")
-    wanted = fresh.base.generate(**inputs, do_sample=False, max_new_tokens=20).tolist()
-    mixture = CustomGenerate(fresh.head_logits, top_k=4)
-    for _ in range(9):
-        output = fresh.base.generate(**inputs, custom_generate=mixture, max_new_tokens=20)
-        assert output.tolist() == wanted
-    assert costs_of(fresh.base).of(len(wanted)).times(4).min() > 0.0
+def test_without_the_distribution_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "find_extensions", lambda _group: {})
+    model, constraint = model_of("llama"), words()
+    message = "'constraint' is a feature of .*; pip install lattice-bpd-constraints"
+    with pytest.raises(ImportError, match=message):
+        generate(model, [1, 2], constraint=constraint)
+    method = CustomGenerate(drafter="greedy", constraint=constraint)
+    with pytest.raises(ImportError, match=message):
+        model.base.generate(torch.tensor([[1, 2]]), max_new_tokens=4, custom_generate=method)
+    assert generate(model, [1, 2], max_new_tokens=4).stats.tokens == 4

@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.constraint.protocol import ConstraintState, Mask
+from lattice_bpd_constraints.protocol import ConstraintState, Mask
 
 _MAX_BYTES = 1 << 25  # limit of the masks that MergedStates holds
 _STOPPED = "stopped"

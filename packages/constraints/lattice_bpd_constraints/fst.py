@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.decode.constraint.automaton_state import MergedStates
-from lattice_bpd.decode.constraint.protocol import Mask
+from lattice_bpd_constraints.automaton_state import MergedStates
+from lattice_bpd_constraints.protocol import Mask
 
 _MAGIC = 2125659606
 _VERSION = 2

@@ -15,13 +15,13 @@ import torch
 
 from constraints import END, REGEXES, TOKENS, acceptor_of, bytes_of, language_of, random_acceptor
 from lattice_bpd import _core
-from lattice_bpd.decode import FstConstraint, GuidanceConstraint
-from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
-from lattice_bpd.decode.constraint.search import intersect
-from lattice_bpd.decode.constraint.selector import ConstrainedSelector
-from lattice_bpd.decode.constraint.trees import constrain_tree
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify.greedy import DraftCandidates
+from lattice_bpd_constraints import FstConstraint, GuidanceConstraint
+from lattice_bpd_constraints.automaton_state import AutomatonState, MergedStates
+from lattice_bpd_constraints.search import intersect
+from lattice_bpd_constraints.selector import ConstrainedSelector
+from lattice_bpd_constraints.trees import constrain_tree
 
 ABC = ([(0, 1, 1), (0, 2, 2), (1, 2, 3), (1, 3, 3), (2, 2, 4), (3, 1, 5), (4, 1, 5)], {5})
 NO_CANDIDATES = DraftCandidates((), 0)
@@ -303,9 +303,9 @@ def test_grammar_of_bad_input(make: Any, message: str) -> None:
         make()
 
 
-def test_grammar_without_llguidance_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_without_llguidance_names_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ImportError, match=r"lattice-bpd\[grammar\]"):
+    with pytest.raises(ImportError, match="pip install lattice-bpd-constraints"):
         GuidanceConstraint.from_regex("a", TOKENS, end_token_ids=[END])
 
 

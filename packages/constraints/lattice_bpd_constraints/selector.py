@@ -1,20 +1,27 @@
-"""Token selection among the tokens that a constraint allows."""
+"""Texts under a constraint: their tokens, candidates and draft trees."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lattice_bpd.decode.constraint.automaton_state import AutomatonState, MergedStates
-from lattice_bpd.decode.constraint.protocol import Constraint
 from lattice_bpd.verify.greedy import DraftCandidates, TokenSelector, greedy_tokens
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd_constraints.automaton_state import AutomatonState, MergedStates
+from lattice_bpd_constraints.protocol import Constraint, check_constraint
+from lattice_bpd_constraints.search import intersect
+from lattice_bpd_constraints.trees import MOST_EXPECTED, constrain_tree, cut_tree
 
 
 class ConstrainedSelector:
     """Selects the tokens of one text, by another selector or argmax, among the allowed tokens.
+
+    It is the `ConstrainedText` of the decoding loop.
 
     Args:
         constraint: constraint that the text satisfies.
@@ -25,7 +32,11 @@ class ConstrainedSelector:
     Attributes:
         automaton_state: state after the selected tokens.
         ended: whether the last selected token ended the text.
+        stop_token_ids: tokens that end the text, those of the constraint too.
+        max_added: most nodes that `constrain` adds to a tree.
     """
+
+    max_added = MOST_EXPECTED
 
     def __init__(
         self,
@@ -35,11 +46,64 @@ class ConstrainedSelector:
         merged: MergedStates | None = None,
     ) -> None:
         self.constraint, self.inner = constraint, inner
-        stops = frozenset(stop_token_ids) | constraint.end_token_ids
-        self.automaton_state = AutomatonState(constraint.start(), stops)
+        self.stop_token_ids = frozenset(stop_token_ids) | constraint.end_token_ids
+        self.automaton_state = AutomatonState(constraint.start(), self.stop_token_ids)
         self.merged = MergedStates() if merged is None else merged
         self.ended = self.automaton_state.ended
         self._tokens: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no token may follow, not even a stop token."""
+        return self.automaton_state.ended
+
+    def find_candidates(
+        self, logits: npt.NDArray[np.float32], top_k: int, where: str
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], bool]:
+        """The k best tokens of each slot among those that the constraint allows on some path.
+
+        Args:
+            logits: (H, V) of the heads.
+            top_k: k.
+            where: the caller's name, for error messages.
+
+        Returns:
+            token_ids (H, k), scores (H, k), and whether a slot depends on the path, so that masking
+            the candidates is not enough: then `cut` what is drafted.
+
+        Raises:
+            ValueError: top_k out of range, NaN or +inf.
+        """
+        intersection = intersect(self.automaton_state, self.merged, logits, top_k, where)
+        token_ids = np.empty((len(logits), top_k), np.int32)
+        scores = np.empty((len(logits), top_k), np.float32)
+        intersection.fill_candidates(token_ids, scores)
+        return token_ids, scores, intersection.depends
+
+    def cut(self, tree: PrefixTree, max_nodes: int) -> PrefixTree:
+        """The first allowed nodes of a tree; see `cut_tree`."""
+        return cut_tree(tree, self.automaton_state, max_nodes)
+
+    def constrain(self, tree: PrefixTree, max_depth: int) -> PrefixTree:
+        """The allowed nodes of a tree, and expected tokens; see `constrain_tree`."""
+        return constrain_tree(tree, self.automaton_state, max_depth)
+
+    def start_tree(self) -> Callable[[int, int, int, list[int]], list[bool]]:
+        """Called with a node, its parent, its token and some tokens: which of them may follow.
+
+        Node 0 is the exact token; a parent must have been given before its children.
+        """
+        nodes: dict[int, Any] = {0: self.merged.merge(self.automaton_state)}
+
+        def allowed_after(
+            node: int, parent: int, token_id: int, token_ids: list[int]
+        ) -> list[bool]:
+            if node > 0:
+                nodes[node] = self.merged.advance(nodes[parent], token_id)
+            allowed: list[bool] = nodes[node].mask[token_ids].tolist()
+            return allowed
+
+        return allowed_after
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
         """See `lattice_bpd.verify.greedy.TokenSelector`.
@@ -93,14 +157,27 @@ class ConstrainedSelector:
         return self.constraint.show(self._tokens) if self._tokens else "the prompt"
 
 
-def start_constrained(
-    constraint: Constraint, stop_token_ids: Collection[int], inner: Sequence[TokenSelector | None]
+def start_texts(
+    constraint: Any,
+    vocab_size: int,
+    stop_token_ids: Collection[int],
+    inner: Sequence[TokenSelector | None],
 ) -> list[ConstrainedSelector]:
     """Constrained selectors for a batch of texts, each around its selector of `inner`.
 
     If the constraint has a dict `learned`, states that drafting computes are kept in it.
+
+    Args:
+        constraint: the constraint of all texts.
+        vocab_size: V of the target.
+        stop_token_ids: tokens that end a text, besides those of the constraint.
+        inner: of each text; None: argmax.
+
+    Raises:
+        TypeError: not a constraint.
+        ValueError: a constraint over another vocabulary.
     """
-    stops = frozenset(stop_token_ids)
+    check_constraint(constraint, vocab_size)
     learned: dict[frozenset[int], MergedStates] = getattr(constraint, "learned", {})
-    merged = learned.setdefault(stops, MergedStates())
+    merged = learned.setdefault(frozenset(stop_token_ids), MergedStates())
     return [ConstrainedSelector(constraint, stop_token_ids, selector, merged) for selector in inner]
