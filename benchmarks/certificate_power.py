@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-from lattice_bpd.conformance import Checker
-from lattice_bpd.conformance.cases import Case, find_class, random_prompts
 from lattice_bpd.decode import Certificate, Drafter, decode
 from lattice_bpd.decode.certificate.certificate import MarginSelector
 from lattice_bpd.decode.state.text_rules import TextRules
 from lattice_bpd.verify import PrefixTree, batch_cache, layout
 from lattice_bpd.verify.target import CausalLMTarget
+from lattice_bpd_conformance.cases import Case, find_class, random_prompts
+from lattice_bpd_conformance.check import Checker
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python"))
 from tiny_models import make_tiny_model

@@ -36,15 +36,15 @@ from report import print_table, write_json
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lattice_bpd import NGramLM
-from lattice_bpd.conformance import Checker
-from lattice_bpd.conformance.cases import (
+from lattice_bpd.decode import generate
+from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd_conformance.cases import (
     Case,
     generation_settings,
     list_quick_cases,
     random_prompts,
 )
-from lattice_bpd.decode import generate
-from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd_conformance.check import Checker
 
 SIZES: dict[str, dict[str, int]] = {
     "full": {"vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 8192,

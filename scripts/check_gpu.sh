@@ -8,7 +8,8 @@
 #            SIZE    full (default): a Llama of 1 B random weights; tiny: for a run on a CPU
 #            SGLANG  a model: then also a server of SGLang on it with draft trees, whose texts are
 #                    compared with those of a plain one (lattice-bpd-sglang; 10 minutes more)
-#            PYTHON  an interpreter that has lattice_bpd and torch (default: .venv/bin/python)
+#            PYTHON  an interpreter that has lattice_bpd, its conformance and torch (default:
+#                    .venv/bin/python)
 #            VLLM_PYTHON  one that has vLLM, lattice_bpd, the plug-in and pytest: also tests drafts in
 #                    vLLM's model runner V2, with the stories model (PYTHON needs the demo's packages)
 set -euo pipefail

@@ -30,6 +30,8 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     COMMANDS: {
         "drafter": "lattice-bpd-drafters",
         "ngram spark": "lattice-bpd-spark",
+        "certify": "lattice-bpd-conformance",
+        "check": "lattice-bpd-conformance",
         **dict.fromkeys(
             ("evaluate", "record", "replay", "report", "tune", "speculation", "heads", "rescorer"),
             "lattice-bpd-kim2024",

@@ -266,8 +266,8 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                     Chat([{"role": "user", "content": "Hi"}], "here")
                 ],
                 "lattice_bpd.openai_server.OpenAIServer": Stub("server"),
-                "lattice_bpd.conformance.servers.collect_answers": Stub("answers"),
-                "lattice_bpd.conformance.servers.compare_answers": SimpleNamespace(
+                "lattice_bpd_conformance.servers.collect_answers": Stub("answers"),
+                "lattice_bpd_conformance.servers.compare_answers": SimpleNamespace(
                     describe=lambda: "",
                     to_dict=dict,
                     answers=SimpleNamespace(count=lambda _: 0, texts=1),

@@ -13,9 +13,9 @@ import torch
 import transformers
 from torch import nn
 
-from lattice_bpd.conformance.cases import generation_settings
 from lattice_bpd.decode import CustomGenerate, generate
 from lattice_bpd.verify import CausalLMTarget
+from lattice_bpd_conformance.cases import generation_settings
 from target_models import COUNT, VOCAB, PlantedDrafter, plain_generate
 
 BOUNDARY = 16

@@ -15,8 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from lattice_bpd.conformance.cases import Case  # noqa: E402
-from lattice_bpd.conformance.check import Verdict  # noqa: E402
+from lattice_bpd_conformance.cases import Case  # noqa: E402
+from lattice_bpd_conformance.check import Verdict  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 

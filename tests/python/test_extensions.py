@@ -120,7 +120,7 @@ def test_a_broken_distribution_breaks_its_own_commands_alone(
 
 
 def test_a_command_of_the_core_is_not_replaced(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, "certify = greetings:add_parser\nngram = greetings:add_parser")
+    install(tmp_path, monkeypatch, "build = greetings:add_parser\nngram = greetings:add_parser")
     parser = build_parser()
     assert "greet" not in parser.format_help()
     assert parser.parse_args(["ngram", "info", "x"]).run.__module__ == "lattice_bpd.cli.ngram"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lattice_bpd.conformance.check import InformedHeads
 from lattice_bpd.decode import DecodeState, generate
 from lattice_bpd.verify import Sampled
+from lattice_bpd_conformance.check import InformedHeads
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
 
 

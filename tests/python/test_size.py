@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 143, "lines": 27_030, "public names": 99}
-OPTIONS = 150
+LIMITS = {"files": 137, "lines": 25_600, "public names": 96}
+OPTIONS = 138
 STEP = {"files": 9, "lines": 2_030, "functions": 41}  # by what a step measures
 
 

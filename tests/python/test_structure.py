@@ -16,7 +16,7 @@ LAYERS = {
         "_core arguments extensions", "text_input",
         "token_ids vocabulary watcher atomic_files openai_server",
         "lattice lm",
-        "draft", "models", "verify", "decode", "train", "build", "conformance",
+        "draft", "models", "verify", "decode", "train", "build",
         "cli",
     ],
     "draft": ["*", "scorers"],

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from config_overrides import overrides_of
-from lattice_bpd.conformance.cases import find_class
+from lattice_bpd_conformance.cases import find_class
 
 VOCAB, HIDDEN, HEADS, HEAD_DIM, WINDOW = 128, 64, 4, 16, 8
 POSITIONS = 256

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from lattice_bpd.conformance.check import MAX_NEW_TOKENS, OUTCOMES, Verdict
+from lattice_bpd_conformance.check import MAX_NEW_TOKENS, OUTCOMES, Verdict
 from zoo import ArchitectureResult, check_architecture, list_architectures
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from config_overrides import NOT_BUILT
-from lattice_bpd.conformance.cases import KINDS, Case, list_quick_cases, random_prompts
-from lattice_bpd.conformance.check import Checker, Verdict
+from lattice_bpd_conformance.cases import KINDS, Case, list_quick_cases, random_prompts
+from lattice_bpd_conformance.check import Checker, Verdict
 from tiny_models import VOCAB, make_tiny_model
 
 THIRDS = 3

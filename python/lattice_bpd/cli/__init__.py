@@ -18,13 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lattice_bpd.cli import (
-    build,
-    certify,
-    check,
-    generate,
-    ngram,
-)
+from lattice_bpd.cli import build, generate, ngram
 from lattice_bpd.extensions import add_commands
 
 _USER_ERROR = 2
@@ -44,10 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lattice-bpd {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commands_in_order = (
-        build, generate, certify, check, ngram,
-    )  # fmt: skip
-    for command in commands_in_order:
+    for command in (build, generate, ngram):
         command.add_parser(commands)
     add_commands(commands)
     return parser

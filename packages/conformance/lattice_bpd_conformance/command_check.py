@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> None:
 
     require("torch", "torch")
     quiet_transformers()
-    from lattice_bpd.conformance import Checker, list_cases
+    from lattice_bpd_conformance.cases import list_cases
+    from lattice_bpd_conformance.check import Checker
 
     cases = list_cases(args.strategy)
     model, prompts = _load(args.model)
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _summarize(verdicts: list[Any]) -> str:
     """The last line: cases by outcome, and positions."""
-    from lattice_bpd.conformance.check import OUTCOMES
+    from lattice_bpd_conformance.check import OUTCOMES
 
     counts = Counter(verdict.outcome for verdict in verdicts)
     always = ("equal", "refused", "different")
@@ -119,7 +120,7 @@ def _load(name: str) -> tuple[Any, list[list[int]]]:
     """
     from transformers import AutoConfig
 
-    from lattice_bpd.conformance.cases import find_class
+    from lattice_bpd_conformance.cases import find_class
 
     config = _read(name, "config", lambda: AutoConfig.from_pretrained(name))
     model_class = find_class(config)
@@ -132,7 +133,7 @@ def _make_prompts(name: str, model: Any) -> list[list[int]]:
     """Three texts if there is a tokenizer, else random tokens."""
     from transformers import AutoTokenizer
 
-    from lattice_bpd.conformance.cases import random_prompts, text_prompts
+    from lattice_bpd_conformance.cases import random_prompts, text_prompts
 
     try:
         return text_prompts(AutoTokenizer.from_pretrained(name))

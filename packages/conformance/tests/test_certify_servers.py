@@ -15,8 +15,8 @@ import pytest
 from fake_openai import Answer, answer, serve
 from lattice_bpd import openai_server
 from lattice_bpd.cli import main
-from lattice_bpd.conformance.servers import Answers, compare_answers
 from lattice_bpd.openai_server import Completion
+from lattice_bpd_conformance.servers import Answers, compare_answers
 
 WORDS = [f" w{n}" for n in range(12)] + [" w", " w1x"]  # some begin others
 PROMPTS = [f"prompt {n}" for n in range(12)]

@@ -21,12 +21,18 @@ from transformers import (
 )
 
 from lattice_bpd.cli import main
-from lattice_bpd.conformance import Checker, list_cases, list_quick_cases
-from lattice_bpd.conformance.cases import Case, cut_at_end, find_class, random_prompts
-from lattice_bpd.conformance.check import InformedHeads, Verdict
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.verify import CausalLMTarget
+from lattice_bpd_conformance.cases import (
+    Case,
+    cut_at_end,
+    find_class,
+    list_cases,
+    list_quick_cases,
+    random_prompts,
+)
+from lattice_bpd_conformance.check import Checker, InformedHeads, Verdict
 from tiny_models import VOCAB, WINDOW, make_tiny_model, shrink_config
 from tiny_models import main as write_tiny_model
 from write_architectures import write_page

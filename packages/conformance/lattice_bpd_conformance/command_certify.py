@@ -10,7 +10,7 @@ from lattice_bpd.cli.options import add_command
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.options import Commands
-    from lattice_bpd.conformance.servers import Answers
+    from lattice_bpd_conformance.servers import Answers
 
 _EXAMPLE = """examples:
   lattice-bpd generate MODEL --prompt 'def main(argv):' --certificate text.json
@@ -112,7 +112,7 @@ def _check_file(file: Path, directory: Path) -> None:
 
 def _compare_servers(args: argparse.Namespace) -> None:
     from lattice_bpd.atomic_files import write_json
-    from lattice_bpd.conformance.servers import compare_answers
+    from lattice_bpd_conformance.servers import compare_answers
 
     if not args.prompts:
         raise ValueError("certify: --server needs prompts; expected --prompts FILE")
@@ -146,7 +146,7 @@ def _compare_servers(args: argparse.Namespace) -> None:
 
 
 def _baseline(args: argparse.Namespace, max_tokens: int, parallel: int) -> Answers:
-    from lattice_bpd.conformance.servers import read_answers
+    from lattice_bpd_conformance.servers import read_answers
 
     if args.baseline.startswith(("http://", "https://")):
         return _collect(args, args.baseline, max_tokens, parallel, twice=True)
@@ -157,9 +157,9 @@ def _collect(
     args: argparse.Namespace, url: str, max_tokens: int, parallel: int, *, twice: bool
 ) -> Answers:
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.conformance.servers import collect_answers
     from lattice_bpd.openai_server import OpenAIServer
     from lattice_bpd.train.responses.prompts import read_chats
+    from lattice_bpd_conformance.servers import collect_answers
 
     prompts: list[Any] = []
     for file in args.prompts:

@@ -15,13 +15,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lattice_bpd.conformance.cases import (
-    Case,
-    Reference,
-    ReferenceText,
-    cut_at_end,
-    generation_settings,
-)
 from lattice_bpd.decode.certificate.certificate import Certificate
 from lattice_bpd.decode.certificate.own_generate import Choices
 from lattice_bpd.decode.huggingface.custom_generate import CustomGenerate
@@ -29,6 +22,13 @@ from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd_conformance.cases import (
+    Case,
+    Reference,
+    ReferenceText,
+    cut_at_end,
+    generation_settings,
+)
 
 MAX_NEW_TOKENS = 24
 OUTCOMES = ("equal", "tie", "refused", "different", "error")
