@@ -25,6 +25,7 @@ from peer_trees import best_first_tree, eagle2_tree, medusa_tree
 import lattice_bpd.decode.drafters as ld
 from lattice_bpd.decode import DraftSources, decode, make_drafter
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd_drafters.draft_model import DraftModelDrafter
 
 BEAM = 10  # EAGLE-2's k
 DRAFT_LENGTH, LOOKUP_LENGTH, LOOKUP_NGRAM = 8, 10, 3
@@ -123,14 +124,14 @@ def make_peer_trees(found: Fit, max_nodes: int) -> dict[str, tuple[str, Any]]:
 
 def make_text_drafters(target: Target) -> dict[str, tuple[str, str, Any]]:
     """Drafters that read the text instead of heads."""
-    beam = ld.DraftModelDrafter(
+    beam = DraftModelDrafter(
         target.draft_model, shape="beam", draft_length=DRAFT_LENGTH, max_nodes=MAX_NODES
     )
     return {
         "suffix_automaton": (f"suffix automaton, {LOOKUP_LENGTH} tokens", REBUILT,
                              SuffixAutomatonDrafter(LOOKUP_LENGTH)),
         "draft_model": (f"draft model, chain of {DRAFT_LENGTH}", OURS,
-                        ld.DraftModelDrafter(target.draft_model, draft_length=DRAFT_LENGTH)),
+                        DraftModelDrafter(target.draft_model, draft_length=DRAFT_LENGTH)),
         "draft_model_tree": (f"draft model, its own tree of {MAX_NODES} nodes", OURS, beam),
     }  # fmt: skip
 

@@ -9,11 +9,12 @@ from stories260k_draft import load
 
 import lattice_bpd.decode.drafters as ld
 from lattice_bpd.decode import DecodeStats, decode
+from lattice_bpd_drafters.draft_model import DraftModelDrafter
 
 model, lm, small, prompts = load()
 drafters = {
-    "draft model, its chain": ld.DraftModelDrafter(small, draft_length=8),
-    "its 36-node tree": ld.DraftModelDrafter(small, draft_length=8, max_nodes=36),
+    "draft model, its chain": DraftModelDrafter(small, draft_length=8),
+    "its 36-node tree": DraftModelDrafter(small, draft_length=8, max_nodes=36),
     "heads, 36-node tree": ld.TreeDrafter(lm, alpha=1.2, temperature=2.5),
     "mixture, 36 nodes": ld.MixtureDrafter([lm], heads=True, max_nodes=36),
 }

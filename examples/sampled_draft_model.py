@@ -19,8 +19,9 @@ import torch
 from lattice_bpd.atomic_files import write_text
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DecodeStats, decode
-from lattice_bpd.decode.drafters import DraftModelDrafter, NoDrafter
+from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.verify import Sampled, parse_acceptance
+from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from lattice_bpd_kim2024.cli.speculation import make_table
 from lattice_bpd_kim2024.live.speculation import measure_speculation
 from lattice_bpd_kim2024.llama2c import load_llama2c

@@ -26,6 +26,9 @@ HEAD_FORMATS = "lattice_bpd.head_formats"
 CONSTRAINTS = "lattice_bpd.constraints"
 """Group of ``constraint``, which makes a ``ConstrainedText`` for each text; ``regex``, .."""
 
+DRAFTERS = "lattice_bpd.drafters"
+"""Group of functions of a source and a DraftConfig that make a Drafter, by strategy."""
+
 _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     COMMANDS: {
         "drafter": "lattice-bpd-drafters",
@@ -38,6 +41,7 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
         ),
     },
     TARGETS: {"encoder-decoder": "lattice-bpd-translation"},
+    DRAFTERS: {"draft_model": "lattice-bpd-drafters"},
     HEAD_FORMATS: {
         "selector": "lattice-bpd-drafters",
         "block_drafter": "lattice-bpd-drafters",
@@ -51,6 +55,7 @@ _KINDS = {
     TARGETS: "kind of target",
     HEAD_FORMATS: "format of heads",
     CONSTRAINTS: "feature",
+    DRAFTERS: "strategy",
 }
 
 

@@ -25,10 +25,10 @@ from blockwise_models import (
 )
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import Drafter, generate
-from lattice_bpd.decode.drafters import DraftModelDrafter
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.models import BlockwiseLM, CallableHeads, HeadSource, VocabularyHeads
 from lattice_bpd.verify import PrefixTree
+from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from lattice_bpd_drafters.medusa import MedusaHeads
 
 KINDS = [*ARCHITECTURES, "trained"]

@@ -9,10 +9,11 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd.decode import CustomGenerate, Drafter, decode, generate
-from lattice_bpd.decode.drafters import DraftModelDrafter, NoDrafter
+from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, verify_trees
 from lattice_bpd.verify.cache import RecurrentCache, find_mixers
+from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from target_models import (
     COUNT,
     PROMPTS,

@@ -1,4 +1,4 @@
-"""Commands of other distributions: installed, missing and broken ones."""
+"""Commands and strategies of other distributions: installed, missing and broken ones."""
 
 from __future__ import annotations
 
@@ -134,3 +134,21 @@ def test_an_unknown_extension_is_named():
 def test_extensions_are_not_searched_by_importing_the_package():
     code = "import lattice_bpd, sys; sys.exit('importlib.metadata' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_strategy_of_a_missing_distribution(monkeypatch):
+    pytest.importorskip("torch")
+    from blockwise_models import random_model
+    from lattice_bpd.decode import generate
+    from lattice_bpd_conformance.cases import list_cases, list_quick_cases
+
+    model = random_model("llama").base
+    cases = {case.strategy for case in list_cases()}
+    assert "draft_model" in cases & {case.strategy for case in list_quick_cases()}
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    with pytest.raises(
+        ImportError, match="'draft_model' is a strategy of lattice-bpd-drafters; pip install latt"
+    ):
+        generate(model, [1, 2], "draft_model", draft_model=model, max_new_tokens=2)
+    assert {case.strategy for case in list_cases()} == cases - {"draft_model"}
+    assert "draft_model" not in {case.strategy for case in list_quick_cases()}

@@ -166,6 +166,7 @@ def test_sampled_prefix_trees_keep_their_distributions(way: Any, small_lm: NGram
 def drafters_of(lm: NGramLM) -> dict[str, Any]:
     decode = pytest.importorskip("lattice_bpd.decode")
     drafters = pytest.importorskip("lattice_bpd.decode.drafters")
+    draft_model = pytest.importorskip("lattice_bpd_drafters.draft_model")
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
@@ -176,7 +177,7 @@ def drafters_of(lm: NGramLM) -> dict[str, Any]:
         "tree": drafters.TreeDrafter(lm, max_nodes=6),
         "lattice": drafters.PBestDrafter(lm, num_drafts=3),
         "mixture": drafters.MixtureDrafter([lm], heads=True, store=drafters.TextStore(50)),
-        "draft_model": drafters.DraftModelDrafter(small, shape="sampled", draws=[2, 1], top_k=4),
+        "draft_model": draft_model.DraftModelDrafter(small, shape="sampled", draws=[2, 1], top_k=4),
         "custom_generate": decode.CustomGenerate(lm=lm),
     }
 

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import DraftingModel, decode, generate
-from lattice_bpd.decode.drafters.draft_model import DraftModelDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.state.model import DraftHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.verify import Rejection, Sampled
+from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from target_models import PROMPTS, VOCAB, build_target, generated, plain_generate
 
 SIZES = [VOCAB - 2, VOCAB + 8, 2 * VOCAB]

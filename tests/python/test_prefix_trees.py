@@ -15,7 +15,6 @@ from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import DraftConfig, NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, PBestDrafter, TreeDrafter, decode, generate
 from lattice_bpd.decode.drafters import ArgmaxDrafter
-from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.decode.drafters.proposals import DraftWarning
 from lattice_bpd.decode.loop.loop import propose_trees
@@ -232,17 +231,3 @@ def test_wrong_options_of_the_direct_search():
         propose_trees([TreeDrafter(other)], states_of([3]))
     with pytest.raises(ValueError, match="top_k is 99"):
         propose_trees([PBestDrafter(None, top_k=99)], states_of([3]))
-
-
-def test_a_growing_tree_merges_equal_prefixes():
-    tree = GrowingTree()
-    first = tree.merge(4, -1, -1.0)
-    second = tree.merge(5, first, -2.0)
-    assert tree.merge(4, -1, -1.5) == first
-    assert tree.merge(5, first, -1.25) == second
-    assert tree.log_probs == [-1.0, -1.25]
-    assert tree.path(second) == [4, 5]
-    assert tree.path(-1) == []
-    tree.merge(6, -1, -1.1)
-    tree.keep_best(2)
-    assert tree.children == {(-1, 4): 0, (-1, 6): 1}

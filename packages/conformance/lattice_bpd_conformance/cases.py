@@ -23,6 +23,7 @@ from lattice_bpd.decode.certificate.noise import follow_text
 from lattice_bpd.decode.certificate.own_generate import Choices, write_text
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import STRATEGIES
+from lattice_bpd.extensions import DRAFTERS, known_extensions
 
 BATCHES = (1, 3)
 SETTINGS = ("", "penalty", "eos")
@@ -61,12 +62,12 @@ def list_cases(strategies: Sequence[str] | None = None) -> list[Case]:
     """All combinations.
 
     Args:
-        strategies: names; None: all.
+        strategies: names; None: all that are installed.
 
     Raises:
         ValueError: an unknown strategy.
     """
-    chosen = list(STRATEGIES if strategies is None else strategies)
+    chosen = list(_installed() if strategies is None else strategies)
     for name in chosen:
         if name not in STRATEGIES:
             raise ValueError(
@@ -86,6 +87,12 @@ def list_cases(strategies: Sequence[str] | None = None) -> list[Case]:
     return cases
 
 
+def _installed() -> list[str]:
+    """The strategies, without those of distributions that are not installed."""
+    installed = known_extensions(DRAFTERS)
+    return [name for name in STRATEGIES if installed.get(name, True)]
+
+
 def list_quick_cases() -> list[Case]:
     """A selection with every strategy, layout, batch size, interface and setting."""
     cases = [Case("greedy", 1), Case("greedy", 3), Case("tree", 1)]
@@ -94,7 +101,7 @@ def list_quick_cases() -> list[Case]:
               for layout in ("tree", "rows")]  # fmt: skip
     cases += [Case("mixture", 1), Case("mixture", 3)]
     listed = {case.strategy for case in cases}
-    cases += [Case(name) for name in STRATEGIES if name not in listed]
+    cases += [Case(name) for name in _installed() if name not in listed]
     cases += [Case("tree", 3, settings="penalty"), Case("bpd", 3, settings="eos")]
     cases += [Case("greedy", 1, custom_generate=True), Case("tree", 1, custom_generate=True)]
     cases += [Case("tree", 3, custom_generate=True, settings=name) for name in SETTINGS]

@@ -78,7 +78,8 @@ def add_parser(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--draft-model", type=Path, metavar="DIR",
-        help="a small causal LM with the same tokenizer, for draft_model",
+        help="a small causal LM with the same tokenizer, for draft_model; needs "
+        "lattice-bpd-drafters",
     )  # fmt: skip
     parser.add_argument(
         "--drafter", type=Path, metavar="PATH",

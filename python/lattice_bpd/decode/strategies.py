@@ -22,7 +22,6 @@ from lattice_bpd.decode.drafters.chain import (
     OracleDrafter,
     SampledTreeDrafter,
 )
-from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
@@ -33,6 +32,7 @@ from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.draft.mixture import Gates, TextStore
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
+from lattice_bpd.extensions import DRAFTERS, load_extension
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.vocabulary import may_share_ids
@@ -73,6 +73,7 @@ def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Dr
         ValueError: a source that is missing, or a draft model that the strategy does not use. An
             LM that it does not use is ignored, so that one LM can serve several configs.
         TypeError: an LM or a draft model of another type.
+        ImportError: the strategy is of a distribution that is not installed.
     """
     sources = sources or DraftSources()
     _check_sources(config.strategy, sources)
@@ -170,7 +171,9 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "chain": lambda config, sources: ChainDrafter(sources.lm, config),
     "tree": lambda config, sources: TreeDrafter(sources.lm, config),
     "sampled": lambda config, sources: SampledTreeDrafter(sources.lm, config),
-    "draft_model": lambda config, sources: DraftModelDrafter(sources.draft_model, config),
+    "draft_model": lambda config, sources: load_extension(DRAFTERS, "draft_model")(
+        sources.draft_model, config
+    ),
     "oracle": lambda config, sources: OracleDrafter(sources.output, top_k=config.top_k),
 }
 

@@ -228,8 +228,8 @@ TARGET_SECONDS, DRAFT_SECONDS, SAMPLING_SECONDS = 8.0, 2.0, 0.5
 @pytest.mark.parametrize("lenience", [1.0, 0.5])
 def test_the_cost_is_of_calls_and_the_overhead_of_the_rest(monkeypatch, length, lenience):
     pytest.importorskip("torch")
-    from lattice_bpd.decode.drafters.draft_model import growing
     from lattice_bpd.verify import Rejection
+    from lattice_bpd_drafters import draft_model_trees
     from lattice_bpd_kim2024.live.speculation import measure_speculation
 
     clock = Clock()
@@ -237,13 +237,13 @@ def test_the_cost_is_of_calls_and_the_overhead_of_the_rest(monkeypatch, length, 
     target, small = constant_model([0.4, 0.3, 0.2, 0.1]), constant_model([0.1, 0.2, 0.3, 0.4])
     for model, seconds in ((target, TARGET_SECONDS), (small, DRAFT_SECONDS)):
         model.transformer.register_forward_hook(lambda *_, seconds=seconds: clock.advance(seconds))
-    find_failed = growing.find_failed  # called once for each sampled draft token
+    find_failed = draft_model_trees.find_failed  # called once for each sampled draft token
 
     def slow(logits):
         clock.advance(SAMPLING_SECONDS)
         return find_failed(logits)
 
-    monkeypatch.setattr(growing, "find_failed", slow)
+    monkeypatch.setattr(draft_model_trees, "find_failed", slow)
     prompts = [[0, 1], [2], [3, 3, 1]]
     rule = Rejection(seed=1, lenience=lenience)
     (run,) = measure_speculation(target, small, prompts, [rule], [length], max_new_tokens=20)

@@ -8,7 +8,6 @@ from lattice_bpd.decode.drafters.chain import (
     OracleDrafter,
     SampledTreeDrafter,
 )
-from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
@@ -22,7 +21,6 @@ __all__ = [
     "ArgmaxDrafter",
     "ChainDrafter",
     "DraftError",
-    "DraftModelDrafter",
     "DraftWarning",
     "Drafter",
     "MixtureDrafter",

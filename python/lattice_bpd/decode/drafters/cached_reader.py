@@ -22,7 +22,7 @@ from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.target import CausalLMTarget
-from lattice_bpd.verify.verification import lay_out_rows, lay_out_tree
+from lattice_bpd.verify.verification import lay_out_rows
 
 NUM_FREE = 256  # cache positions allocated after the prompts
 _MOST_NEW = 64  # more new tokens than this and than old ones: the text is read as a new prompt
@@ -128,20 +128,6 @@ class CachedReader:
             return f"{type(self.model.base).__name__} has windows that count padding"
         return find_batch_refusal(self.model)
 
-    def extend(self, texts: ReadTexts, new: Sequence[int | None]) -> Tensor:
-        """Read one more token of each text; None: read the last one again.
-
-        Returns:
-            (R, V) logits of the token after each.
-        """
-        if None in new:
-            texts.cache.roll_back(
-                [len(t) - (token is None) for t, token in zip(texts.tokens, new, strict=True)]
-            )
-        pairs = list(zip(texts.tokens, new, strict=True))
-        texts.tokens = [text if token is None else [*text, token] for text, token in pairs]
-        return self.read(texts.cache, [text[-1:] for text in texts.tokens])
-
     def read(self, cache: BatchCache, new: list[list[int]]) -> Tensor:
         """Read one new token or more of each row of a cache.
 
@@ -160,38 +146,9 @@ class CachedReader:
         counts = [len(tokens) for tokens in new]
         size = call.input_ids.shape[1]
         cache.keep_rows(cache.cache, list(range(len(new))), counts, size, repeats=False)
-        self._count(sum(counts))
+        self.count(sum(counts))
         last = torch.tensor(counts, device=output.logits.device) - 1
         return output.logits[torch.arange(len(new), device=last.device), last, : self.vocab_size]
-
-    def look_ahead(self, texts: ReadTexts, forests: Sequence[PrefixTree]) -> Tensor:
-        """Read draft tokens after each text in one call, then drop them from the cache.
-
-        Args:
-            texts: as read.
-            forests: of each text; first tokens have parent -1. A model that `refuses_tree` cannot
-                read them.
-
-        Returns:
-            (R, N, V) logits of the token after each node; N is the size of the largest forest.
-        """
-        lengths, limit = list(texts.cache.lengths), self.model.max_positions
-        call = lay_out_tree(self.model, texts.cache, list(forests))
-        position_ids = call.position_ids
-        if position_ids is not None and limit is not None:
-            # padding after a text that has no further position
-            position_ids = position_ids.clamp(max=limit - 1)
-        output = self.model(
-            call.input_ids,
-            texts.cache.cache,
-            attention_mask=call.attention_mask,
-            windowed_mask=call.windowed_mask,
-            position_ids=position_ids,
-        )
-        texts.cache.keep_nodes([[0]] * len(lengths), call.input_ids.shape[1])
-        texts.cache.roll_back(lengths)
-        self._count(sum(map(len, forests)))
-        return output.logits[..., : self.vocab_size]
 
     def _read_prompts(self, texts: list[list[int]]) -> tuple[ReadTexts, Tensor]:
         lengths = [len(text) for text in texts]
@@ -205,11 +162,12 @@ class CachedReader:
             position_ids = (steps - padding).clamp(min=0).to(self.model.device)
         output, cache = self.model.read_prompts(ids.to(self.model.device), mask, position_ids)
         check_cache(cache)
-        self._count(sum(lengths))
+        self.count(sum(lengths))
         kept: Any = StackedCache.from_cache(cache, NUM_FREE) or cache
         return ReadTexts(BatchCache(kept, lengths), texts), output.logits[:, -1, : self.vocab_size]
 
-    def _count(self, tokens: int) -> None:
+    def count(self, tokens: int) -> None:
+        """Count a call of the model that read tokens."""
         self.tokens_read += tokens
         self.calls += 1
 

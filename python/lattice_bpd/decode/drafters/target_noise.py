@@ -36,14 +36,6 @@ def sampling_warps(states: Sequence[DecodeState]) -> list[Warp] | None:
     return warps
 
 
-def prefers_samples(states: Sequence[DecodeState]) -> bool:
-    """Whether sampled drafts are accepted more often than the most likely tokens.
-
-    That is so under `Rejection`, and under `Sampled` where the target's noise is known.
-    """
-    return rejects(states) or target_noise(states, 1.0) is not None
-
-
 def rejects(states: Sequence[DecodeState]) -> bool:
     """Whether all texts are sampled by rejection."""
     return all(isinstance(_sampler(state), RejectionSelector) for state in states)

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lattice_bpd.decode.drafters.draft_model.drafter import DraftModelDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
+from lattice_bpd.decode.strategies import DraftSources, make_drafter
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 from lattice_bpd.verify.acceptance.warp import Warp
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -199,10 +200,11 @@ class _TimedModel:
 
 
 class _DraftLengths(Drafter):
-    """A DraftModelDrafter that notes the length of each draft and the time of its model's calls."""
+    """A draft model that notes the length of each draft and the time of its model's calls."""
 
     def __init__(self, draft_model: Any, length: int) -> None:
-        self.drafter = DraftModelDrafter(draft_model, draft_length=length)
+        config = DraftConfig("draft_model", draft_length=length)
+        self.drafter: Any = make_drafter(config, DraftSources(draft_model=draft_model))
         self.model = _TimedModel(self.drafter.reader.model)
         reader: Any = self.drafter.reader
         reader.model = self.model

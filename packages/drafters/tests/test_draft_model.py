@@ -28,9 +28,6 @@ from blockwise_models import (
     trained_model,
 )
 from lattice_bpd.decode import DecodeStats, DraftWarning, decode
-from lattice_bpd.decode.drafters import DraftModelDrafter
-from lattice_bpd.decode.drafters.cached_reader import CachedReader
-from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
 from lattice_bpd.decode.loop.loop import propose_trees
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
@@ -38,6 +35,9 @@ from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd.verify.acceptance.warp import Warp
+from lattice_bpd_drafters.draft_model import DraftModelDrafter
+from lattice_bpd_drafters.draft_model_samples import DraftSampler
+from lattice_bpd_drafters.draft_model_trees import DraftReader
 
 PROMPTS = [looping_text(40)[3:15].tolist(), [5, 6, 5], [7]]
 SHAPES = {
@@ -106,7 +106,7 @@ def test_a_prompt_is_read_once_and_a_slot_costs_a_token():
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_logits_behind_a_rolled_back_cache_are_those_of_a_fresh_read(kind):
     rng, model = np.random.default_rng(3), random_model(kind)
-    reader, kept = CachedReader(model, "test"), None
+    reader, kept = DraftReader(model, "test"), None
     texts = [rng.integers(0, VOCAB, size).tolist() for size in (14, 1, 6)]
     for step in range(6):
         kept, logits = reader.go_on(kept, texts)
@@ -133,7 +133,7 @@ def test_logits_ahead_are_those_of_a_fresh_read(kind):
     model = random_model(kind)
     forest = PrefixTree([4, 7, 5, 9, 8, 6], [-1, -1, 0, 0, 1, 2])
     ways = [[4], [7], [4, 5], [4, 9], [7, 8], [4, 5, 6]]
-    reader, kept = CachedReader(model, "test"), None
+    reader, kept = DraftReader(model, "test"), None
     for texts in (PROMPTS, [[*PROMPTS[0], 1, 2], [5, 6, 5, 9], [7, 8]]):
         kept, _ = reader.go_on(kept, texts)
         for _ in range(2):

@@ -13,9 +13,9 @@ import torch
 from transformers import GenerationConfig
 
 from lattice_bpd.decode import decode, generate
-from lattice_bpd.decode.drafters import DraftModelDrafter
-from lattice_bpd.decode.drafters.draft_model.growing import plan_draws
 from lattice_bpd.verify import Rejection, Sampled
+from lattice_bpd_drafters.draft_model import DraftModelDrafter
+from lattice_bpd_drafters.draft_model_trees import plan_draws
 from sampled_sequences import (
     PROMPT,
     VOCAB,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,10 +18,130 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
-from lattice_bpd.decode.drafters.draft_model.sampling import DraftSampler
-from lattice_bpd.decode.drafters.growing_tree import GrowingTree
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.verification import lay_out_tree
+from lattice_bpd_drafters.draft_model_samples import Distribution, DraftSampler
+
+
+class DraftReader(CachedReader):
+    """Reads texts and what is drafted after them."""
+
+    def extend(self, texts: ReadTexts, new: Sequence[int | None]) -> Tensor:
+        """Read one more token of each text; None: read the last one again.
+
+        Returns:
+            (R, V) logits of the token after each.
+        """
+        if None in new:
+            texts.cache.roll_back(
+                [len(t) - (token is None) for t, token in zip(texts.tokens, new, strict=True)]
+            )
+        pairs = list(zip(texts.tokens, new, strict=True))
+        texts.tokens = [text if token is None else [*text, token] for text, token in pairs]
+        return self.read(texts.cache, [text[-1:] for text in texts.tokens])
+
+    def look_ahead(self, texts: ReadTexts, forests: Sequence[PrefixTree]) -> Tensor:
+        """Read draft tokens after each text in one call, then drop them from the cache.
+
+        Args:
+            texts: as read.
+            forests: of each text; first tokens have parent -1. A model that `refuses_tree` cannot
+                read them.
+
+        Returns:
+            (R, N, V) logits of the token after each node; N is the size of the largest forest.
+        """
+        lengths, limit = list(texts.cache.lengths), self.model.max_positions
+        call = lay_out_tree(self.model, texts.cache, list(forests))
+        position_ids = call.position_ids
+        if position_ids is not None and limit is not None:
+            # padding after a text that has no further position
+            position_ids = position_ids.clamp(max=limit - 1)
+        output = self.model(
+            call.input_ids,
+            texts.cache.cache,
+            attention_mask=call.attention_mask,
+            windowed_mask=call.windowed_mask,
+            position_ids=position_ids,
+        )
+        texts.cache.keep_nodes([[0]] * len(lengths), call.input_ids.shape[1])
+        texts.cache.roll_back(lengths)
+        self.count(sum(map(len, forests)))
+        return output.logits[..., : self.vocab_size]
+
+
+@dataclass
+class GrowingTree:
+    """A draft tree under construction; no node is more probable than its parent.
+
+    Attributes:
+        token_ids: of the nodes, parents before children.
+        parents: of the nodes, -1 for first tokens.
+        depths: of the nodes, 0 for first tokens.
+        log_probs: of the nodes, ln of the probability of the prefix that ends there.
+        sampled_from: of the exact token and the nodes, what their children were sampled from.
+        failed: whether logits were NaN or infinite.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    sampled_from: list[Distribution | None] = field(default_factory=lambda: [None])
+    failed: bool = False
+
+    def add(self, token: int, parent: int, log_prob: float) -> None:
+        """Adds a node."""
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+        self.log_probs.append(log_prob)
+        self.sampled_from.append(None)
+
+    def add_children(
+        self,
+        parent: int,
+        token_ids: Sequence[int],
+        log_probs: Sequence[float],
+        sampled_from: Distribution | None,
+    ) -> None:
+        """Adds nodes below a parent that were sampled from a distribution.
+
+        Args:
+            parent: its number, -1 for the exact token.
+            token_ids: of the nodes.
+            log_probs: of the nodes, each after its parent.
+            sampled_from: see the class.
+        """
+        above = 0.0 if parent < 0 else self.log_probs[parent]
+        self.sampled_from[parent + 1] = sampled_from
+        for token, log_prob in zip(token_ids, log_probs, strict=True):
+            self.add(token, parent, above + log_prob)
+
+    def keep_best(self, max_nodes: int) -> None:
+        """Keeps the most probable nodes, sorted by descending probability."""
+        order = sorted(range(len(self.log_probs)), key=lambda node: -self.log_probs[node])
+        numbers = {-1: -1, **{node: number for number, node in enumerate(order[:max_nodes])}}
+        kept = GrowingTree()
+        for node in order[:max_nodes]:
+            kept.add(self.token_ids[node], numbers[self.parents[node]], self.log_probs[node])
+        vars(self).update(vars(kept), failed=self.failed)
+
+    def to_tree(self, exact_token: int) -> PrefixTree:
+        """The tree below an exact token, with log probabilities."""
+        return PrefixTree.from_nodes(
+            exact_token, self.token_ids, self.parents, len(self.token_ids),
+            np.array(self.log_probs, np.float32),
+        )  # fmt: skip
+
+    def to_sampled_tree(self, exact_token: int) -> PrefixTree:
+        """The tree below an exact token, with the distributions of its children, if any."""
+        is_sampled = any(distribution is not None for distribution in self.sampled_from)
+        return PrefixTree.from_nodes(
+            exact_token, self.token_ids, self.parents, len(self.token_ids),
+            sampled_from=self.sampled_from if is_sampled else None,
+        )  # fmt: skip
 
 
 class Best(NamedTuple):
@@ -67,7 +188,7 @@ _MOST_CHILDREN = 8
 
 
 def grow_best(
-    reader: CachedReader,
+    reader: DraftReader,
     texts: ReadTexts,
     logits: Tensor,
     depths: Sequence[int],
@@ -108,7 +229,7 @@ def grow_best(
 
 
 def grow_sampled(
-    reader: CachedReader,
+    reader: DraftReader,
     texts: ReadTexts,
     logits: Tensor,
     depths: Sequence[int],
@@ -169,7 +290,7 @@ def plan_draws(max_nodes: int, length: int) -> list[int]:
 
 
 def _grow(
-    reader: CachedReader,
+    reader: DraftReader,
     texts: ReadTexts,
     logits: Tensor,
     depths: Sequence[int],
@@ -200,7 +321,7 @@ def _grow(
 
 
 def roll_out(
-    reader: CachedReader, texts: ReadTexts, logits: Tensor, depths: Sequence[int]
+    reader: DraftReader, texts: ReadTexts, logits: Tensor, depths: Sequence[int]
 ) -> tuple[list[list[int]], list[bool]]:
     """Continue each text greedily, one call of the model for each slot but the first.
 
@@ -231,7 +352,7 @@ def roll_out(
 
 
 def sample_chains(
-    reader: CachedReader,
+    reader: DraftReader,
     texts: ReadTexts,
     logits: Tensor,
     depths: Sequence[int],

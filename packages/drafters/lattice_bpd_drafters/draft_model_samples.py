@@ -17,10 +17,16 @@ import numpy.typing as npt
 from torch import Tensor
 
 from lattice_bpd import _core
-from lattice_bpd.decode.drafters.growing_tree import Distribution
-from lattice_bpd.decode.drafters.target_noise import draft_keys, sampling_warps, target_noise
+from lattice_bpd.decode.drafters.target_noise import (
+    draft_keys,
+    rejects,
+    sampling_warps,
+    target_noise,
+)
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify.acceptance.warp import Warp
+
+Distribution = tuple[Any, Any]  # token ids (k,) and probabilities (k,) that sum to 1
 
 
 class Children(NamedTuple):
@@ -84,6 +90,14 @@ class DraftSampler:
         with np.errstate(divide="ignore"):
             log_probs: list[float] = np.log(probs[where]).tolist()
         return Children(chosen, log_probs, (token_ids, probs) if self.position is None else None)
+
+
+def prefers_samples(states: Sequence[DecodeState]) -> bool:
+    """Whether sampled drafts are accepted more often than the most likely tokens.
+
+    That is so under `Rejection`, and under `Sampled` where the target's noise is known.
+    """
+    return rejects(states) or target_noise(states, 1.0) is not None
 
 
 def make_samplers(states: Sequence[DecodeState], temperature: float) -> list[DraftSampler]:

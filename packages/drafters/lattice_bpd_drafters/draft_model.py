@@ -23,24 +23,24 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 
-from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
-from lattice_bpd.decode.drafters.draft_model.growing import (
+from lattice_bpd.decode.drafters.cached_reader import ReadTexts
+from lattice_bpd.decode.drafters.drafter import Drafter
+from lattice_bpd.decode.drafters.proposals import note_failure
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.draft.config import MAX_NODES, DraftConfig
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.vocabulary import check_same_ids, read_ids
+from lattice_bpd_drafters.draft_model_samples import make_samplers, prefers_samples
+from lattice_bpd_drafters.draft_model_trees import (
+    DraftReader,
+    GrowingTree,
     grow_best,
     grow_sampled,
     plan_draws,
     roll_out,
     sample_chains,
 )
-from lattice_bpd.decode.drafters.draft_model.sampling import make_samplers
-from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.growing_tree import GrowingTree
-from lattice_bpd.decode.drafters.proposals import note_failure
-from lattice_bpd.decode.drafters.target_noise import prefers_samples
-from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import MAX_NODES, DraftConfig
-from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.vocabulary import check_same_ids, read_ids
 
 SHAPES = ("chain", "beam", "sampled", "sampled_tree")
 _WHERE = "DraftModelDrafter"
@@ -165,7 +165,7 @@ class DraftModelDrafter(Drafter):
             trees and samples.
 
     Samples follow temperature, top-k, top-p and min-p of the rule, and are exact with any options;
-    see `lattice_bpd.decode.drafters.draft_model.sampling`.
+    see `lattice_bpd_drafters.draft_model_samples`.
 
     Attributes:
         reader: the draft model; `reader.calls` and `reader.tokens_read` count its work.
@@ -187,7 +187,7 @@ class DraftModelDrafter(Drafter):
     ) -> None:
         config = DraftConfig.make("DraftModelDrafter", config, options)
         self.config, self.shape = config, shape
-        self.reader = CachedReader(model, "DraftModelDrafter")
+        self.reader = DraftReader(model, "DraftModelDrafter")
         check_options(self, draws)
         length = DEFAULT_LENGTH if config.draft_length is None else config.draft_length
         self.num_slots = length if draws is None else len(draws)
