@@ -265,6 +265,15 @@ def test_medusa_model_keeps_its_heads_in_safetensors(tmp_path):
         MedusaHeads.from_pretrained(tmp_path)
 
 
+def test_other_heads_on_a_target_that_came_with_medusas(tmp_path):
+    save_medusa(random_heads(), tmp_path / "medusa", base=model_of("llama").base)
+    base = load_medusa(tmp_path / "medusa").base
+    assert isinstance(BlockwiseLM.from_pretrained(tmp_path / "medusa").heads, MedusaHeads)
+    assert base.config.medusa_num_heads == SLOTS  # and so has what is saved now
+    BlockwiseLM(base, heads=model_of("llama").heads).save_pretrained(tmp_path / "own")
+    assert isinstance(BlockwiseLM.from_pretrained(tmp_path / "own").heads, BlockwiseHeads)
+
+
 def test_untrained_heads_are_copies_of_the_output_embedding():
     target = model_of("llama").base
     heads = MedusaHeads.from_target(target, SLOTS, num_layers=2)
