@@ -193,40 +193,31 @@ def ask_all(
 
     Args:
         ask: sends a request and returns its answer; called by several threads.
-        requests: what to ask.
+        requests: what to ask. More may be appended while answers are read.
         at_once: most requests that wait for an answer at a time.
     """
-    todo, lock, is_stopped = iter(enumerate(requests)), threading.Lock(), threading.Event()
-    results: queue.SimpleQueue[tuple[int, _Answer] | Exception | None] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[int, _Answer] | Exception] = queue.SimpleQueue()
 
-    def work() -> None:
+    def work(number: int) -> None:
         try:
-            while not is_stopped.is_set():
-                with lock:
-                    item = next(todo, None)
-                if item is None:
-                    break
-                results.put((item[0], ask(item[1])))
+            results.put((number, ask(requests[number])))
         except Exception as error:  # raised by the reader of `results`
             results.put(error)
-        results.put(None)
 
-    active, failure = min(at_once, len(requests)), None
-    for _ in range(active):
-        # Daemons, so that an interrupted command does not wait for answers.
-        threading.Thread(target=work, daemon=True).start()
-    try:
-        while active:
-            result = results.get()
-            if isinstance(result, tuple):
-                yield result
-            elif result is None:
-                active -= 1
-            else:
-                failure = failure or result
-                is_stopped.set()
-    finally:
-        is_stopped.set()
+    sent, active, failure = 0, 0, None
+    while True:
+        while failure is None and sent < len(requests) and active < at_once:
+            # Daemons, so that an interrupted command does not wait for answers.
+            threading.Thread(target=work, args=(sent,), daemon=True).start()
+            sent, active = sent + 1, active + 1
+        if not active:
+            break
+        result = results.get()
+        active -= 1
+        if isinstance(result, tuple):
+            yield result
+        else:
+            failure = failure or result
     if failure is not None:
         raise failure
 

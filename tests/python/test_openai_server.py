@@ -108,6 +108,10 @@ def test_many_requests_at_a_time(at_once: int, fails: bool) -> None:
         assert answered == set(range(12))
     assert answers == {number: f"answer {number}" for number in answered}
     assert list(ask_all(ask, [], at_once)) == []
+    growing = [0]
+    for number, _ in ask_all(str, growing, at_once):
+        growing += [number + 1] if number < 4 else []
+    assert growing == list(range(5))
 
 
 def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

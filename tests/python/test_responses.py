@@ -65,6 +65,27 @@ def test_responses_are_those_of_generate(
     assert found == dict(enumerate(expected))
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_prompts_join_while_others_are_generated(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A next turn, longer or shorter than the prompts in progress, and in a full batch too."""
+    monkeypatch.setattr(generation, "_GROWTH", 1)
+    monkeypatch.setattr(generation, "_POSITIONS", 300)
+    model = build_target("llama")
+    prompts, turns = random_prompts(9, 60), random_prompts(3, 20, 1)
+    by_length = sorted(range(9), key=lambda number: len(prompts[number]))
+    ends = plain(model, prompts[by_length[-2]], eos_token_id=None)[2:3]
+    order = []
+    for one in generate_responses(model, prompts, NEW, stop_token_ids=ends, batch_size=batch_size):
+        order.append(one.prompt)
+        assert one.token_ids == plain(model, prompts[one.prompt], eos_token_id=ends)
+        if turns and len(order) > 5:
+            prompts.append(turns.pop())
+    assert sorted(order) == list(range(12))
+    assert batch_size == 64 or order.index(9) < order.index(by_length[-1])  # it did not wait
+
+
 def test_rows_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = build_target("llama"), random_prompts()
     expected = {number: plain(model, prompt) for number, prompt in enumerate(prompts)}

@@ -207,7 +207,7 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
     def answer(count: int, new: int) -> float:
         start = time.perf_counter()
         if server is not None:
-            list(server.generate(messages[:count], [new] * count, new))
+            list(server.generate([(one, new) for one in messages[:count]], new))
         else:
             list(generate_responses(model, prompts[:count], new, stop_token_ids=(),
                                     batch_size=job.batch_size))  # fmt: skip

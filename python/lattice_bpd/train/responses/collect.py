@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
@@ -106,54 +108,48 @@ def collect_responses(
     watcher = watcher or SilentWatcher()
     most = find_max_positions(model.config.get_text_config())
     exchanges: list[list[Exchange]] = [[] for _ in chats]
-    histories: list[list[Message]] = [[] for _ in chats]
-    ends = [[0, *one.prompt_ends()] for one in chats]
-    turn, total = 1, sum(len(one) - 1 for one in ends)
-    watcher.begin("responses", total)
+    prompts: list[list[int]] = []  # that the store lacks
+    requests: list[tuple[list[Message], int]] = []  # the same for a server
+    owners: list[Iterator[None]] = []  # of `answers`
+    watcher.begin("responses", sum(len(one.prompt_ends()) for one in chats))
     start, count = time.perf_counter(), 0
-    while active := [n for n, one in enumerate(ends) if turn < len(one)]:
-        prompts = []
-        for number in active:
-            history = histories[number]
-            history += chats[number].messages[ends[number][turn - 1] : ends[number][turn]]
-            prompts.append(encode_prompt(tokenizer, history, chats[number].location, chat=chat))
-        known = [store.get(prompt, max_new_tokens) for prompt in prompts]
-        missing = [
-            n for n, response in enumerate(known)
-            if response is None and (most is None or len(prompts[n]) < most)
-        ]  # fmt: skip
-        for _ in range(len(known) - len(missing)):
-            watcher.advance()
-        if server is None:
-            responses = generate_responses(
-                model, [prompts[n] for n in missing], max_new_tokens, acceptance=acceptance,
-                stop_token_ids=stop_token_ids, batch_size=batch_size,
-            )  # fmt: skip
-        else:
-            limits = [
-                max_new_tokens if most is None else min(max_new_tokens, most - len(prompts[n]))
-                for n in missing
-            ]
-            asked = [list(histories[active[n]]) for n in missing]
-            responses = server.generate(asked, limits, max_new_tokens)
-        for response in responses:
-            number = missing[response.prompt]
-            store.add(
-                prompts[number], response.token_ids, ended=response.ended, limit=max_new_tokens
-            )
-            known[number] = response.token_ids
-            count += len(response.token_ids)
-            watcher.advance(note=f"{count / (time.perf_counter() - start):,.0f} tokens/s")
-        for number, prompt, ids in zip(active, prompts, known, strict=True):
-            if ids is None:  # left out
-                ends[number] = ends[number][:turn]
-                continue
+
+    def answer(number: int) -> Iterator[None]:
+        """Takes the exchanges of a conversation; after each yield the store has the response."""
+        nonlocal count
+        history: list[Message] = []
+        messages, location = chats[number].messages, chats[number].location
+        for first, end in itertools.pairwise([0, *chats[number].prompt_ends()]):
+            history += messages[first:end]
+            prompt = encode_prompt(tokenizer, history, location, chat=chat)
+            if most is not None and len(prompt) >= most:
+                return
+            note = ""
+            if (ids := store.get(prompt, max_new_tokens)) is None:
+                prompts.append(prompt)
+                limit = min(max_new_tokens, (most or sys.maxsize) - len(prompt))
+                requests.append((list(history), limit))
+                owners.append(answers[number])
+                yield
+                ids = store.get(prompt, max_new_tokens) or []
+                count += len(ids)
+                note = f"{count / (time.perf_counter() - start):,.0f} tokens/s"
             exchanges[number].append(Exchange(number, prompt, ids))
-            following = chats[number].messages[ends[number][turn] :][:1]
-            if following and following[0]["role"] != "assistant":
+            watcher.advance(note=note)
+            if end < len(messages) and messages[end]["role"] != "assistant":
                 text = tokenizer.decode(ids, skip_special_tokens=True)
-                histories[number].append({"role": "assistant", "content": text})
-        turn += 1
+                history.append({"role": "assistant", "content": text})
+
+    answers = [answer(number) for number in range(len(chats))]
+    for one in answers:
+        next(one, None)
+    responses = generate_responses(
+        model, prompts, max_new_tokens, acceptance=acceptance, stop_token_ids=stop_token_ids,
+        batch_size=batch_size,
+    ) if server is None else server.generate(requests, max_new_tokens)  # fmt: skip
+    for number, ids, ended in responses:
+        store.add(prompts[number], ids, ended=ended, limit=max_new_tokens)
+        next(owners[number], None)
     watcher.end()
     found = [exchange for one in exchanges for exchange in one]
     if not found and server is not None and server.skipped:

@@ -7,7 +7,7 @@ the longest: the rows of a batch have similar lengths and little padding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,6 +28,7 @@ from lattice_bpd.verify.target import CausalLMTarget
 _POSITIONS = 32_768  # cache positions of a batch: rows x longest text
 _READ = 512  # tokens of the prompts of a call, unless one is longer
 _GROWTH = 1.25  # of cache positions beyond those that the next prompt needs
+_Queue = list[tuple[int, list[int]]]  # indices of prompts and their tokens
 
 
 class Response(NamedTuple):
@@ -59,7 +60,8 @@ def generate_responses(
     Args:
         model: the target, a causal LM of transformers in evaluation mode. One that cannot decode
             batches of padded texts generates the responses one by one.
-        prompts: (T_i,) ints each.
+        prompts: (T_i,) ints each. More may be appended while responses are read, such as the next
+            turn of a conversation: they join the batch at once.
         max_new_tokens: most tokens of a response; fewer where the target's positions end.
         acceptance: Exact() or None for greedy responses, `Sampled(..)` for samples, which do not
             depend on the batch.
@@ -86,16 +88,28 @@ def generate_responses(
     drafting.require_causal("generate_responses")
     target = drafting.target
     check_evaluation_mode(target.base)
-    texts = check_prompts(drafting, prompts).tokens
     rules = _Rules(target, acceptance, stop_token_ids, max_new_tokens)
-    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-    queue = [(number, texts[number]) for number in order if rules.limit_of(texts[number]) > 0]
-    batch = _Batch(target, rules, max_new_tokens, batch_size)
+    queue: _Queue = []
+    num_known = 0
+
+    def update_queue() -> _Queue:
+        """The waiting prompts and their indices, the longest first."""
+        nonlocal num_known
+        if num_known < len(prompts):
+            texts = check_prompts(drafting, prompts[num_known:]).tokens
+            queue.extend(one for one in enumerate(texts, num_known) if rules.limit_of(one[1]) > 0)
+            queue.sort(key=lambda one: (-len(one[1]), -one[0]))
+            num_known = len(prompts)
+        return queue
+
+    update_queue()
+    batch = _Batch(target, rules, update_queue, max_new_tokens, batch_size)
     in_batches = target.windows.by_cache_position is None and find_batch_refusal(target) is None
     if batch_size > 1 and in_batches and batch.can_start():
-        yield from batch.run(queue)
+        yield from batch.run()
         return
-    for number, text in queue:
+    while update_queue():
+        number, text = queue.pop()
         result: Any = generate(
             model, text, "greedy", acceptance=acceptance, stop_token_ids=stop_token_ids,
             max_new_tokens=rules.limit_of(text),
@@ -134,14 +148,15 @@ class _Batch:
     """Texts in the first rows of a KV cache, all but their last token."""
 
     def __init__(
-        self, target: CausalLMTarget, rules: _Rules, max_new_tokens: int, max_rows: int
-    ) -> None:
-        self._target, self._rules = target, rules
+        self, target: CausalLMTarget, rules: _Rules, update_queue: Callable[[], _Queue],
+        max_new_tokens: int, max_rows: int,
+    ) -> None:  # fmt: skip
+        self._target, self._rules, self._update_queue = target, rules, update_queue
         self._max_new_tokens, self._max_rows = max_new_tokens, max_rows
         self._cache: StackedCache
         self._texts: list[_Text] = []
         self._lengths: list[int] = []  # tokens of each in the cache
-        self._waiting: list[tuple[int, list[int]]] = []
+        self._longest = 0  # prompt read so far
 
     @torch.inference_mode()
     def can_start(self) -> bool:
@@ -154,20 +169,20 @@ class _Batch:
         return cache is not None
 
     @torch.inference_mode()
-    def run(self, queue: Sequence[tuple[int, list[int]]]) -> Iterator[Response]:
-        """Generate responses to prompts in this order, the shortest first."""
-        self._waiting = list(reversed(queue))
-        while self._waiting or self._texts:
+    def run(self) -> Iterator[Response]:
+        """Generate responses to the prompts of the queue, the last one first."""
+        while self._texts or self._update_queue():
             yield from self._refill()
             if self._texts:
                 yield from self._step()
 
     def _refill(self) -> Iterator[Response]:
         """Read the next prompts into free rows, several of one length at once."""
-        cache, waiting = self._cache, self._waiting
-        while waiting:
+        cache = self._cache
+        while waiting := self._update_queue():
             length = len(waiting[-1][1])
-            capacity = length + self._max_new_tokens + 1
+            self._longest = max(self._longest, length)
+            capacity = self._longest + self._max_new_tokens + 1
             rows = max(1, min(self._max_rows, _POSITIONS // capacity))
             count, active = min(len(waiting), rows, max(1, _READ // length)), len(self._texts)
             while len(waiting[-count][1]) > length:
@@ -184,7 +199,7 @@ class _Batch:
                     setattr(cache, name, new)
             yield from self._read([waiting.pop() for _ in range(count)])
 
-    def _read(self, prompts: list[tuple[int, list[int]]]) -> Iterator[Response]:
+    def _read(self, prompts: _Queue) -> Iterator[Response]:
         """Read prompts of one length, which need no mask."""
         length, first = len(prompts[0][1]), len(self._texts)
         ids = torch.tensor([text for _, text in prompts], device=self._target.device)

@@ -49,13 +49,13 @@ class ServerResponses:
         self.skipped: Counter[str] = Counter()
 
     def generate(
-        self, prompts: Sequence[Sequence[Message]], limits: Sequence[int], max_new_tokens: int
+        self, prompts: Sequence[tuple[Sequence[Message], int]], max_new_tokens: int
     ) -> Iterator[Response]:
         """Responses to conversations, each as soon as it is there; none where it cannot be used.
 
         Args:
-            prompts: messages of each conversation, the last one the user's.
-            limits: most tokens of each response.
+            prompts: messages of each conversation, the last one the user's, and most tokens of the
+                response. More may be appended while responses are read.
             max_new_tokens: the same, without the limit of the target's positions.
 
         Raises:
@@ -64,8 +64,7 @@ class ServerResponses:
         answered = refused = 0
         if prompts:
             _ = self._server.model  # once, not by each thread
-        pairs = list(zip(prompts, limits, strict=True))
-        for number, result in ask_all(self._ask, pairs, self._at_once):
+        for number, result in ask_all(self._ask, prompts, self._at_once):
             if isinstance(result, ServerError):  # because of the prompt
                 refused += 1
                 if not answered and refused == min(_MOST_REFUSED, len(prompts)):
@@ -77,8 +76,9 @@ class ServerResponses:
             if ids is None:
                 self.skipped["other text after encoding and decoding"] += 1
             else:
-                ended = result.finish != "length" or limits[number] < max_new_tokens
-                yield Response(number, ids[: limits[number] + 1], ended)
+                limit = prompts[number][1]
+                ended = result.finish != "length" or limit < max_new_tokens
+                yield Response(number, ids[: limit + 1], ended)
 
     def _ask(self, request: tuple[Sequence[Message], int]) -> Completion | ServerError:
         """The completion of messages and a limit, or why the server refuses this prompt."""
