@@ -204,10 +204,9 @@ class _DraftLengths(Drafter):
 
     def __init__(self, draft_model: Any, length: int) -> None:
         config = DraftConfig("draft_model", draft_length=length)
-        self.drafter: Any = make_drafter(config, DraftSources(draft_model=draft_model))
-        self.model = _TimedModel(self.drafter.reader.model)
-        reader: Any = self.drafter.reader
-        reader.model = self.model
+        self.drafter = make_drafter(config, DraftSources(draft_model=draft_model))
+        reader: Any = vars(self.drafter)["reader"]
+        reader.model = self.model = _TimedModel(reader.model)
         self.max_nodes, self.lengths = length, list[int]()
 
     def reset(self) -> None:
@@ -216,7 +215,7 @@ class _DraftLengths(Drafter):
         self.model.calls, self.model.seconds, self.model.prompt_seconds = 0, 0.0, 0.0
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
-        trees = self.drafter.propose(states)
+        trees = list(self.drafter.propose(states))
         self.lengths += [0 if tree is None else tree.max_depth for tree in trees]
         return trees
 
