@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -179,8 +178,7 @@ class Trainer:
             for optimizer, one in zip(self.optimizers, content["optimizers"], strict=True):
                 optimizer.load_state_dict(one)
             vars(self.report).update(vars(TrainReport(**content["report"])))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
-                pickle.UnpicklingError) as error:  # fmt: skip
+        except Exception as error:  # a damaged file raises errors of many kinds
             raise FormatError(
                 f"{path}: the checkpoint cannot be used ({type(error).__name__}: {error}); "
                 "expected what training of the same model wrote; remove it to start over"
