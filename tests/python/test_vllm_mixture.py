@@ -237,6 +237,13 @@ def test_where_nothing_pays_time_is_that_of_plain_decoding(slope: float) -> None
     assert clock.now / 2000 < 1.02
 
 
+@pytest.mark.parametrize(("prob", "drafted"), [(0.13, 0), (0.2, 1)])
+def test_a_gain_within_the_errors_of_estimates_is_none(prob: float, drafted: int) -> None:
+    clock = Clock(DraftLengths(1, has_slots=False, may_pause=True), 1.0, 0.1, 1)
+    clock.run(600, [[prob]])  # 1.03 and 1.09 times as many tokens per second with a draft
+    assert int(np.median(clock.sums[-100:])) == drafted
+
+
 def verify(names: list[str], kept: list[int], verified: list[int]) -> EngineStep:
     empty = np.zeros(0)
     return EngineStep(

@@ -26,6 +26,7 @@ _COLD = 8  # of these, which are not counted
 _SLOT_TRIAL = 64  # steps between trials with slots where these do not pay, or without
 _RATE = 0.2  # weight of a new gain
 _BUCKETS, _PRIOR, _KEEP = 12, 4.0, 0.995  # of probabilities: number, tokens, weight of the past
+_LEAST_GAIN = 0.05  # in tokens per second: nothing is drafted for what errors of estimates hide
 _FORGET = 0.98  # of the longest draft, for each step: twice as long ones are searched
 
 
@@ -127,6 +128,8 @@ class DraftLengths:
         batch.add_gain(float(rates[size] * times[0] / count), with_slots=with_slots)
         measured = batch.costs.next_to_measure()
         gain = float(rates[size] / rates[0]) - 1.0
+        if gain < _LEAST_GAIN:
+            size = 0
         if batch.drafted >= min(max(gain / _TRIAL_SHARE, _PLAIN[0]), _PLAIN[1]):
             size, measured = 0, 0
         elif measured is not None:
