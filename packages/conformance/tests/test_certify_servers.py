@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,14 @@ class Fake:
         self.noise, self.plant, self.end, self.finish = noise, plant, end, finish
         self.logprobs, self.scale = logprobs, scale
         self.first: dict[str, list[str]] = {}  # tokens of the first whole answers
-        self.rng, self.lock = np.random.default_rng(7), threading.Lock()
+        self.calls, self.lock, self.seed = Counter[str](), threading.Lock(), 0
 
     def logits(self, prompt: str, tokens: list[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
         seed = list("\0".join([prompt, *tokens]).encode())
-        with self.lock:
-            noise = self.noise * self.rng.normal(size=len(WORDS))
+        with self.lock:  # noise that does not depend on the order in which prompts are asked
+            self.calls[prompt] += 1
+            rng = np.random.default_rng([self.seed, PROMPTS.index(prompt), self.calls[prompt]])
+        noise = self.noise * rng.normal(size=len(WORDS))
         return self.scale * np.random.default_rng(seed).normal(size=len(WORDS)) + noise
 
     def __call__(self, path: str, body: dict[str, Any]) -> Answer:
@@ -88,6 +91,7 @@ def certify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
         with ExitStack() as stack:
             arguments = ["--server", stack.enter_context(serve(server))]
             if baseline is not None:
+                baseline.seed = 1
                 arguments += ["--baseline", stack.enter_context(serve(baseline))]
             status = main(
                 ["certify", *arguments, "--prompts", str(prompts), "--max-tokens", str(LENGTH),

@@ -143,8 +143,9 @@ def test_a_folder_of_an_encoder_decoder_has_a_drafter_or_heads(folder, tmp_path,
     run = arguments(folder, "record", tmp_path / "run")
     run[2] = str(tmp_path)
     assert main(run) == 2
-    message = "block_drafter/, spec_drafter.json); give --heads DIR, or a folder that"
-    assert message in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "spec_drafter.json" in message
+    assert "); give --heads DIR, or a folder that" in message
     (tmp_path / "other").mkdir()
     assert main([*run, "--heads", str(tmp_path / "other"), "--data", "nowhere"]) == 2
     assert "other: the folder has no draft heads" in capsys.readouterr().err
