@@ -95,10 +95,9 @@ TreeArrays FindTrees(const Lattices& lattices, const LmOrNone& lm, const Array<T
   return ToArrays(std::move(trees), max_nodes, batch.num_slots());
 }
 
-ChainArrays FindChains(const Lattices& lattices, const LmOrNone& lm,
-                       const Array<TokenId>& contexts, const Array<std::int64_t>& offsets,
-                       bool bos, double alpha, int threads, bool is_walk,
-                       const std::string& normalization) {
+ChainArrays FindChains(const Lattices& lattices, const LmOrNone& lm, const Array<TokenId>& contexts,
+                       const Array<std::int64_t>& offsets, bool bos, double alpha, int threads,
+                       bool is_walk, const std::string& normalization) {
   const LatticeBatch batch = ToBatch(lattices);
   const ContextsView view = {ToSpan(contexts), ToSpan(offsets), bos};
   const ChainOptions options = {
