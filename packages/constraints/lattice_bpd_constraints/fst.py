@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.draft.rescore_fst import acceptor_bytes
 from lattice_bpd_constraints.automaton_state import MergedStates
 from lattice_bpd_constraints.protocol import Mask
 
@@ -188,7 +189,7 @@ def _read_acceptor(
 ) -> tuple[int, list[bool], list[list[tuple[int, int]]]]:
     """Start state (-1 for none), which states are final, and (label, next state) of their arcs."""
     try:
-        start, final, offsets, labels, ends = _core.read_acceptor(_bytes_of(acceptor))
+        start, final, offsets, labels, ends = _core.read_acceptor(acceptor_bytes(_WHERE, acceptor))
     except ValueError as error:
         raise ValueError(f"{_WHERE}: {error}") from None
     invalid = labels[labels > vocab_size]
@@ -200,21 +201,6 @@ def _read_acceptor(
     arcs = list(zip(labels.tolist(), ends.tolist(), strict=True))
     rows = [arcs[first:last] for first, last in itertools.pairwise(offsets.tolist())]
     return start, final.astype(bool).tolist(), rows
-
-
-def _bytes_of(acceptor: Any) -> bytes:
-    if isinstance(acceptor, bytes):
-        return acceptor
-    if not hasattr(acceptor, "write_to_string"):
-        raise TypeError(
-            f"{_WHERE}: acceptor is a {type(acceptor).__name__}; expected a pywrapfst FST, or the "
-            "bytes of one"
-        )
-    import pywrapfst
-
-    if acceptor.arc_type() == "standard" and acceptor.fst_type() != "vector":
-        acceptor = pywrapfst.convert(acceptor, "vector")
-    return bytes(acceptor.write_to_string())
 
 
 def _find_useful(arcs: list[list[tuple[int, int]]], final: list[bool]) -> set[int]:

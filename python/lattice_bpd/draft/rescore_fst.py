@@ -12,7 +12,7 @@ from lattice_bpd.draft.search import MAX_DRAFTS
 from lattice_bpd.draft.search_options import context_of, engine_of
 from lattice_bpd.lm.ngram import NGramLM, core_of
 
-_WHERE = "rescore_fst"
+_WHERE, _HINT = "rescore_fst", " (SausageLattice.to_pywrapfst returns an FST)"
 
 
 def rescore_fst(
@@ -62,19 +62,28 @@ def rescore_fst(
     number = check_int(f"{_WHERE}: num_drafts", num_drafts, 1, MAX_DRAFTS)
     weight, name = check_number(f"{_WHERE}: alpha", alpha), engine_of(_WHERE, engine)
     arrays = _core.rescore_fst(
-        _bytes_of(acceptor), core_lm, history, bool(bos), number, weight, name
+        acceptor_bytes(_WHERE, acceptor, _HINT), core_lm, history, bool(bos), number, weight, name
     )
     return Drafts(*arrays)
 
 
-def _bytes_of(acceptor: Any) -> bytes:
-    """The FST in OpenFst's own format; FSTs cross to the core as bytes, never as pointers."""
+def acceptor_bytes(where: str, acceptor: Any, hint: str = "") -> bytes:
+    """The FST in OpenFst's own format; FSTs cross to the core as bytes, never as pointers.
+
+    Args:
+        where: of the caller, for error messages.
+        acceptor: a ``pywrapfst`` FST, or the bytes of one.
+        hint: end of the error message.
+
+    Raises:
+        TypeError: neither of them.
+    """
     if isinstance(acceptor, bytes):
         return acceptor
     if not hasattr(acceptor, "write_to_string"):
         raise TypeError(
-            f"{_WHERE}: acceptor is a {type(acceptor).__name__}; expected a pywrapfst FST, or the "
-            "bytes of one (SausageLattice.to_pywrapfst returns an FST)"
+            f"{where}: acceptor is a {type(acceptor).__name__}; expected a pywrapfst FST, or the "
+            f"bytes of one{hint}"
         )
     if acceptor.arc_type() == "standard" and acceptor.fst_type() != "vector":
         import pywrapfst
