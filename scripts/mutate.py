@@ -1,7 +1,10 @@
 """Mutation testing: apply small code changes one at a time, run tests, report survivors.
 
 tests/mutations.txt lists the mutations: a unique snippet of a source file, its replacement, and the
-tests that must fail under it. Everything runs in a copy of the work tree, build/mutate/tree.
+tests that must fail under it, or `*` in other lists: tests that execute it, those that execute
+least first. What tests execute is recorded in build/mutate/executed (which needs `coverage`), anew
+after changes of a test or of the mutated packages. Imports see a mutation of Python, no file
+changes; C++ is changed and built in a copy of the work tree, build/mutate/tree.
 Exits with status 1 where fewer than 95 % of the C++ or of the Python mutations are killed, and with
 status 2 where mutations no longer apply, do not build, or tests fail without any mutation.
 """
@@ -9,6 +12,8 @@ status 2 where mutations no longer apply, do not build, or tests fail without an
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
 import importlib.util
 import json
 import os
@@ -19,11 +24,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRATCH = ROOT / "build" / "mutate"
@@ -37,11 +44,16 @@ GOAL = 0.95
 CPU_LIMIT, CLOCK_LIMIT = 120, 3600
 ERROR = 2
 
-# Python puts this module's folder on sys.path of every test process: an editable install would
-# otherwise import the package from the work tree.
+COVERING = "*"  # in place of tests: those that execute the mutation
+MOST_TESTS, MOST_SECONDS = 150, 30.0  # of the tests that execute it
+PACKAGE = ROOT / "python" / "lattice_bpd"
+# Python runs this module at its start if its folder is on the path.
 SITE = """
 import sys
-sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
+sys.path.append({scripts!r})
+import pytest_forks
+pytest_forks.import_mutated()
+sys.path.remove({scripts!r})
 """
 
 
@@ -55,7 +67,8 @@ class Mutation(NamedTuple):
     Attributes:
         name: unique, says what is wrong with the changed code.
         path: the file, relative to the root.
-        tests: what must fail: pytest files or node ids, or C++ test files, separated by spaces.
+        tests: what must fail: pytest files or node ids, or C++ test files, separated by spaces;
+            `*`: tests that execute it.
         find: text that occurs exactly once in the file.
         replace: the replacement.
     """
@@ -67,8 +80,8 @@ class Mutation(NamedTuple):
     replace: str
 
     def problem(self) -> str | None:
-        """Why it does not apply to the scratch copy; None where it does."""
-        file = TREE / self.path
+        """Why it does not apply; None where it does."""
+        file = ROOT / self.path
         if not file.is_file():
             return f"{self.path} does not exist{_found_elsewhere(self)}"
         count = file.read_text(encoding="utf-8").count(self.find)
@@ -165,23 +178,34 @@ def check_mutations(mutations: Sequence[Mutation]) -> None:
 
 
 class PytestForks:
-    """scripts/pytest_forks.py over the scratch copy: torch is imported once, not per mutation."""
+    """scripts/pytest_forks.py: torch is imported once, not per mutation."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self) -> None:
+        site, scripts = SCRATCH / "site", str(ROOT / "scripts")
+        site.mkdir(parents=True, exist_ok=True)
+        (site / "sitecustomize.py").write_text(SITE.format(scripts=scripts))
+        paths = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+        limits = {"LATTICE_BPD_REBUILD": "0", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, str(TREE / "scripts" / "pytest_forks.py")],
-            cwd=TREE, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, str(ROOT / "scripts" / "pytest_forks.py")],
+            cwd=ROOT, env={**os.environ, **limits, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def run(
-        self, names: Sequence[str], options: Sequence[str] = (), *, cpu_limit: int = 0
+        self,
+        names: Sequence[str],
+        mutation: Mutation | None = None,
+        record: Path | None = None,
+        cpu_limit: int = CPU_LIMIT,
     ) -> Outcome:
         """Run tests in a fork.
 
         Args:
             names: files or node ids.
-            options: further arguments of pytest.
-            cpu_limit: seconds of the processor after which they count as failed; 0: none.
+            mutation: what is changed; the first test that fails or exceeds a limit ends the run.
+            record: where to write what tests execute of the package.
+            cpu_limit: seconds of the processor for the tests of a mutation.
 
         Raises:
             MutateError: pytest could not run them, for example a module that cannot be imported.
@@ -191,11 +215,13 @@ class PytestForks:
         assert stdout is not None
         start = time.monotonic()
         plain = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        request = {
-            "arguments": [*plain, *options, *names],
-            "cpu_limit": cpu_limit,
-            "clock_limit": CLOCK_LIMIT if cpu_limit else 0,
-        }
+        request: dict[str, Any] = {"arguments": [*plain, *names]}
+        if mutation:
+            request["arguments"].append("-x")
+            request |= {"cpu_limit": cpu_limit, "clock_limit": CLOCK_LIMIT}
+            request["mutation"] = [str(ROOT / mutation.path), mutation.find, mutation.replace]
+        if record:
+            request["record"] = [str(record), [str(PACKAGE)]]
         stdin.write(json.dumps(request) + "\n")
         stdin.flush()
         answer = stdout.readline()
@@ -217,44 +243,131 @@ class PytestForks:
 
 def run_python(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outcome]:
     """Run the Python mutations."""
-    module = importlib.util.find_spec("lattice_bpd._core")
-    if module is None or module.origin is None:
-        raise MutateError("lattice_bpd._core is not built; run make build")
-    shutil.copy2(module.origin, TREE / "python" / "lattice_bpd")
-    site = SCRATCH / "site"
-    site.mkdir(exist_ok=True)
-    (site / "sitecustomize.py").write_text(SITE)
-    add_ons = [*TREE.glob("packages/*"), *TREE.glob("research/*")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [site, TREE / "python", *add_ons])),
-        "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc of the same second and size would be taken for new
-        "LATTICE_BPD_REBUILD": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    used = subprocess.run(
-        [sys.executable, "-c", "import lattice_bpd; print(lattice_bpd.__file__)"],
-        cwd=TREE, env=environment, check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    if TREE not in Path(used.strip()).parents:
-        raise MutateError(f"tests would import {used.strip()}; expected the copy in {TREE}")
-    with closing(PytestForks(environment)) as forks:
-        names = sorted({name for mutation in mutations for name in mutation.tests.split()})
-        say(f"Python: {len(names)} tests without a mutation")
-        plain = forks.run(names)
-        if plain.killer is not None:
-            raise MutateError(f"{plain.killer} fails without any mutation")
+    package = importlib.util.find_spec("lattice_bpd")
+    if package is None or not (package.origin and PACKAGE in Path(package.origin).parents):
+        raise MutateError(f"tests would import {package and package.origin}; expected {PACKAGE}")
+    with closing(PytestForks()) as forks:
+        names = sorted({name for m in mutations for name in m.tests.split() if name != COVERING})
+        if names:
+            say(f"Python: {len(names)} tests without a mutation")
+            plain = forks.run(names)
+            if plain.killer is not None:
+                raise MutateError(f"{plain.killer} fails without any mutation")
+        sampled = sorted({Path(m.path) for m in mutations if m.tests == COVERING})
+        executed = record_executed(sampled, forks)
         outcomes = {}
         for mutation in mutations:
-            with Applied(mutation):
-                tests = mutation.tests.split()
-                outcomes[mutation.name] = forks.run(tests, ("-x",), cpu_limit=CPU_LIMIT)
+            tests, limit = mutation.tests.split(), CPU_LIMIT
+            if tests == [COVERING]:
+                tests = choose_tests(mutation, executed)
+                limit = 20 + int(3 * sum(executed[test].seconds for test in tests))
+            outcomes[mutation.name] = (
+                forks.run(tests, mutation, cpu_limit=limit) if tests else Outcome(None, 0)
+            )
             progress.report(mutation, outcomes[mutation.name])
     return outcomes
 
 
+class Executed(NamedTuple):
+    """What a test executes.
+
+    Attributes:
+        seconds: of the processor.
+        num_lines: of the package.
+        lines: those of each mutated file.
+    """
+
+    seconds: float
+    num_lines: int
+    lines: dict[str, set[int]]
+
+
+def record_executed(paths: Sequence[Path], forks: PytestForks) -> dict[str, Executed]:
+    """What the tests execute of these files, by node id; recorded where there is no record yet.
+
+    Tests are those in files that import from the packages of the mutated files or from the root.
+    """
+    if not paths:
+        return {}
+    packages = {Path(path.parts[2]).stem for path in paths}
+    imported = re.compile(rf"lattice_bpd(\.({'|'.join(sorted(packages))})\b| import)")
+    digest = hashlib.sha256()
+    for path in sorted(file for name in packages for file in (PACKAGE / name).rglob("*.py")):
+        digest.update(path.read_bytes())
+    executed: dict[str, Executed] = {}
+    wanted = {str(ROOT / path) for path in paths}
+    (SCRATCH / "executed").mkdir(parents=True, exist_ok=True)
+    for file in sorted((ROOT / "tests" / "python").glob("test_*.py")):
+        if not imported.search(file.read_text(encoding="utf-8")):
+            continue
+        key = hashlib.sha256(digest.digest() + file.read_bytes()).hexdigest()[:16]
+        record = SCRATCH / "executed" / f"{file.stem}-{key}.json"
+        if not record.is_file():
+            outcome = forks.run([str(file.relative_to(ROOT))], record=record)
+            say(f"recorded {file.name} ({outcome.seconds:.0f} s)")
+            if outcome.killer is not None:
+                record.unlink(missing_ok=True)
+                raise MutateError(f"{outcome.killer} fails without any mutation")
+        for name, test in json.loads(record.read_text()).items():
+            lines = {path: set(test["lines"].get(path, ())) for path in wanted}
+            executed[name] = Executed(test["seconds"], sum(map(len, test["lines"].values())), lines)
+    return executed
+
+
+def choose_tests(mutation: Mutation, executed: dict[str, Executed]) -> list[str]:
+    """Tests that execute a mutation: of each function one case after the other, shortest first."""
+    path, covering = str(ROOT / mutation.path), list[str]()
+    for lines in _lines_of(mutation):
+        covering = [
+            name for name, test in executed.items() if not lines.isdisjoint(test.lines[path])
+        ]
+        if covering:
+            break
+    cases = Counter[str]()
+    order = []
+    for name in sorted(
+        covering, key=lambda name: (executed[name].num_lines, executed[name].seconds)
+    ):
+        function = name.partition("[")[0]
+        order.append((cases[function], executed[name].num_lines, name))
+        cases[function] += 1
+    chosen, seconds = list[str](), 0.0
+    for _, _, name in sorted(order)[:MOST_TESTS]:
+        seconds += executed[name].seconds
+        if seconds > MOST_SECONDS and chosen:
+            break
+        chosen.append(name)
+    return chosen
+
+
+def _lines_of(mutation: Mutation) -> Iterator[set[int]]:
+    """The changed lines, then those of the statements and functions around them."""
+    source = (ROOT / mutation.path).read_text(encoding="utf-8")
+    old, new = mutation.find.split("\n"), mutation.replace.split("\n")
+    first = source[: source.index(mutation.find)].count("\n") + 1
+    last = first + len(old) - 1
+    while old and new and old[0] == new[0]:
+        old, new, first = old[1:], new[1:], first + 1
+    while old and new and old[-1] == new[-1]:
+        old, new, last = old[:-1], new[:-1], last - 1
+    yield set(range(first, last + 1))
+    around = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(_parse(source))
+        if isinstance(node, ast.stmt) and node.lineno <= first and last <= (node.end_lineno or 0)
+    ]
+    for start, end in sorted(around, key=lambda span: span[1] - span[0]):
+        yield set(range(start, end + 1))
+
+
+@cache
+def _parse(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def run_cpp(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outcome]:
     """Run the C++ mutations: build the tests, run the files concerned."""
+    update_tree()
     environment = {**os.environ, "CCACHE_BASEDIR": str(SCRATCH), "CCACHE_NOHASHDIR": "1"}
     if not (BUILD / "build.ninja").is_file():
         launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
@@ -341,7 +454,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         everything = [mutation for mutations in selected.values() for mutation in mutations]
         if not everything:
             raise MutateError(f"no mutation matches --only {args.only!r}")
-        update_tree()
         check_mutations(everything)
         progress = Progress(len(everything))
         outcomes_by_kind = {
@@ -359,9 +471,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _found_elsewhere(mutation: Mutation) -> str:
     suffix = Path(mutation.path).suffix
     files = [
-        file.relative_to(TREE).as_posix()
+        file.relative_to(ROOT).as_posix()
         for folder in ("cpp", "src", "python")
-        for file in (TREE / folder).rglob(f"*{suffix}")
+        for file in (ROOT / folder).rglob(f"*{suffix}")
         if mutation.find in file.read_text(encoding="utf-8")
     ]
     return f"; it occurs in {', '.join(files)}" if files else ""
