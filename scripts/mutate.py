@@ -285,12 +285,17 @@ class Executed(NamedTuple):
 def record_executed(paths: Sequence[Path], forks: PytestForks) -> dict[str, Executed]:
     """What the tests execute of these files, by node id; recorded where there is no record yet.
 
-    Tests are those in files that import from the packages of the mutated files or from the root.
+    Tests are those in files that import from the packages of the mutated files or name what these
+    export.
     """
     if not paths:
         return {}
     packages = {Path(path.parts[2]).stem for path in paths}
-    imported = re.compile(rf"lattice_bpd(\.({'|'.join(sorted(packages))})\b| import)")
+    exports = [PACKAGE / name / "__init__.py" for name in sorted(packages)]
+    texts = [file.read_text(encoding="utf-8") for file in exports if file.is_file()]
+    names = [f"lattice_bpd.{name}" for name in packages]
+    names += [name for text in texts for name in re.findall(r'^    "(\w+)",$', text, re.MULTILINE)]
+    imported = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
     digest = hashlib.sha256()
     for path in sorted(file for name in packages for file in (PACKAGE / name).rglob("*.py")):
         digest.update(path.read_bytes())
