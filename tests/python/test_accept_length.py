@@ -1,6 +1,5 @@
 """The draft of greatest expected accepted length, against the probabilities of all paths."""
 
-import copy
 import math
 from typing import Any
 
@@ -62,37 +61,6 @@ def test_temperature_divides_scores_and_alpha(small_lm: NGramLM) -> None:
         assert sampled == sample_tree(
             logits / np.float32(2.5), contexts, small_lm, seed=7, top_k=3, alpha=1.5 / 2.5
         )
-
-
-def test_masked_slots_end_a_chain(small_lm: NGramLM) -> None:
-    logits = np.random.default_rng(3).standard_normal((3, 3, 4)).astype(np.float32)
-    logits[1, 1:] = -np.inf
-    logits[2] = -np.inf
-    drafts = chain_of(logits, [[], [0], [1]], small_lm, top_k=3)
-    assert drafts.counts.tolist() == [1, 1, 0]
-    assert drafts.lengths.tolist() == [[3], [1], [0]]
-    assert drafts.scores[2, 0] == -np.inf
-    assert drafts.token_ids[2].tolist() == [[-1, -1, -1]]
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_batches_pickles_and_trees(small_lm: NGramLM, threads: int) -> None:
-    logits = np.random.default_rng(5).standard_normal((40, 5, 4)).astype(np.float32)
-    contexts = [[row % 4] for row in range(40)]
-    drafts = chain_of(logits, contexts, small_lm, top_k=4, threads=threads)
-    for row in range(40):
-        alone = chain_of(logits[row], contexts[row], small_lm, top_k=4)
-        np.testing.assert_array_equal(alone.token_ids[0], drafts.token_ids[row])
-        np.testing.assert_array_equal(alone.prefix_log_probs[0], drafts.prefix_log_probs[row])
-    copied = copy.deepcopy(drafts)
-    assert copied == drafts
-    np.testing.assert_array_equal(copied.prefix_log_probs, drafts.prefix_log_probs)
-    best = select_top_k(logits, 4, log_softmax=False, where="test")
-    trees = search_trees(best, contexts, small_lm, [3] * 40, kind="chain", alpha=0.5)
-    for row, tree in enumerate(trees):
-        assert tree.token_ids == [row % 4, *drafts.token_ids[row, 0, :3].tolist()]
-        assert tree.parents == [-1, 0, 1, 2]
-        np.testing.assert_array_equal(tree.log_probs, drafts.prefix_log_probs[row, 0, :3])
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -159,14 +127,6 @@ def test_draft_tokens_need_sound_options(small_lm: NGramLM) -> None:
         draft_chains(best, [[1]], small_lm, [2], alpha=0.0, temperature=0.0)
     with pytest.raises(ValueError, match="found 2 maximum lengths for 1 lattices"):
         draft_chains(best, [[1]], small_lm, [2, 2], alpha=0.5)
-
-
-def test_torch_logits_give_torch_drafts(small_lm: NGramLM) -> None:
-    torch = pytest.importorskip("torch")
-    logits = np.random.default_rng(7).standard_normal((2, 3, 4)).astype(np.float32)
-    drafts = chain_of(torch.from_numpy(logits), [[], [1]], small_lm, top_k=3)
-    assert isinstance(drafts.token_ids, torch.Tensor)
-    assert drafts == chain_of(logits, [[], [1]], small_lm, top_k=3)
 
 
 @pytest.mark.parametrize(

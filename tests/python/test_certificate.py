@@ -274,18 +274,6 @@ def test_equal_logits_are_decided_again(options):
     assert given.verdict == "lossless"
 
 
-def test_stop_tokens_end_certificates():
-    base = target("gpt2", torch.float32)
-    output = plain_greedy(base, [3, 17, 5], 20)
-    stop = output[7]
-    result = decode(
-        base, [3, 17, 5], HalfRight(output, 3), max_new_tokens=20, stop_token_ids=[stop],
-        certificate=True,
-    )  # fmt: skip
-    assert result.finish == "stop_token"
-    assert len(result.certificate.margins) == len(result.token_ids) == output.index(stop) + 1
-
-
 def certificate_of(token_ids: list[int], margins: list[float] | None = None):
     """A certificate of a text that is given, with margins as they are or made up."""
     model, selector = DraftingModel(target("gpt2", torch.float32)), MarginSelector()
@@ -401,11 +389,6 @@ def test_a_wrong_fast_call_fails_the_certificate(how, batch, monkeypatch):
     assert (wrong > 0) == (how == "layer")  # a scale leaves the argmax as it is
     if not wrong:  # the bounds do not grow with the fault
         assert [r.certificate.noise for r in results] == [r.certificate.noise for r in right]
-
-
-def test_certificate_takes_true_false_or_report():
-    with pytest.raises(ValueError, match="certificate is 'yes'; expected True, False or 'report'"):
-        generate(target("gpt2", torch.float32), [1], "greedy", certificate="yes")
 
 
 def test_certificates_are_for_the_exact_rule():

@@ -1,16 +1,15 @@
-"""A slot whose tokens are all masked ends the lattice, for every engine.
+"""A slot whose tokens are all masked ends the lattice, for every search.
 
 The law: searching logits with such a slot is searching the logits before it, padded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lattice_bpd import (
-    Drafts,
     NGramLM,
     SausageLattice,
     _core,
@@ -21,12 +20,17 @@ from lattice_bpd import (
 )
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.draft.scorers import NGramScorer, search_drafts
-from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.lattice.logits import Candidates, select_top_k, top_k_on_device
 from oracles import random_arpa
+
+torch = pytest.importorskip("torch")
 
 INF = float("inf")
 VOCAB, SLOTS, TOP_K = 9, 5, 3
 SEEDS = range(8)
+LISTS: dict[str, Any] = {"top_k": TOP_K, "num_drafts": 7, "alpha": 0.5}
+TREES: dict[str, Any] = {"top_k": TOP_K, "max_nodes": 20}
+Search = Callable[[Any, list[list[int]], NGramLM], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -52,84 +56,77 @@ def random_logits(rng: np.random.Generator) -> tuple[Any, list[int], list[list[i
     return logits, ends, contexts
 
 
-def check_drafts(drafts: Drafts, row: int, alone: Drafts | None, end: int) -> None:
-    """Row `row` holds the drafts of the slots before the end; None: no draft."""
-    if alone is None:
-        assert int(drafts.counts[row]) == 0
-        assert (drafts.token_ids[row] == Drafts.PAD_TOKEN).all()
-        assert (drafts.scores[row] == -INF).all()
-        return
-    np.testing.assert_array_equal(drafts.counts[row], alone.counts[0])
-    np.testing.assert_array_equal(drafts.token_ids[row][:, :end], alone.token_ids[0])
-    np.testing.assert_array_equal(drafts.scores[row], alone.scores[0])
-    assert (drafts.token_ids[row][:, end:] == Drafts.PAD_TOKEN).all()
+def fused(name: str) -> Search:
+    def search(logits: Any, contexts: Any, lm: NGramLM) -> Any:
+        _core.set_fused_instruction_set(name)
+        return rescore_lattice(logits, contexts, lm, engine="fused", **LISTS)
+
+    return search
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", ["openfst", *_core.fused_instruction_sets()])
-def test_drafts(rng: np.random.Generator, name: str, lm: NGramLM) -> None:
-    logits, ends, contexts = random_logits(rng)
-    engine = "openfst" if name == "openfst" else "fused"
-    _core.set_fused_instruction_set("" if name == "openfst" else name)
-    options: dict[str, Any] = {"top_k": TOP_K, "num_drafts": 7, "alpha": 0.5}
-    drafts = rescore_lattice(logits, contexts, lm, engine=engine, **options)
+def from_lattices(logits: Any, contexts: Any, lm: NGramLM) -> Any:
     lattices = [SausageLattice.from_logits(row, TOP_K) for row in logits]
-    del options["top_k"]
-    from_lattices = rescore_lattice(lattices, contexts, lm, engine=engine, **options)
-    assert from_lattices == drafts
-    for row, end in enumerate(ends):
-        alone = None
-        if end:
-            alone = rescore_lattice(
-                logits[row, :end], contexts[row], lm, engine="openfst", top_k=TOP_K, **options
-            )
-        check_drafts(drafts, row, alone, end)
-        assert lattices[row].num_slots == end
+    return rescore_lattice(lattices, contexts, lm, num_drafts=7, alpha=0.5)
+
+
+def by_device(logits: Any, contexts: Any, lm: NGramLM) -> Any:
+    parts = top_k_on_device(torch.from_numpy(logits), TOP_K, False)
+    lattice = Candidates(*(part.reshape(*logits.shape[:2], TOP_K) for part in parts))
+    return rescore_lattice(lattice, contexts, lm, num_drafts=7, alpha=0.5)
+
+
+def by_scorer(beam: int | None) -> Search:
+    def search(logits: Any, contexts: Any, lm: NGramLM) -> Any:
+        candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
+        options: dict[str, Any] = {"num_drafts": 4, "beam": beam, "alpha": 0.5}
+        return search_drafts(candidates, contexts, NGramScorer(lm), **options)
+
+    return search
+
+
+def shared(logits: Any, contexts: Any, lm: NGramLM) -> Any:
+    noise = SharedNoise([7] * len(logits), [3] * len(logits))
+    return sample_tree(logits, contexts, lm, noise=noise, **TREES)
+
+
+SEARCHES: dict[str, Search] = {
+    "openfst": lambda *given: rescore_lattice(*given, engine="openfst", **LISTS),
+    **{name: fused(name) for name in _core.fused_instruction_sets()},
+    "lattices": from_lattices,
+    "torch": lambda z, *given: rescore_lattice(torch.from_numpy(z), *given, **LISTS),
+    "device": by_device,
+    "scorer": by_scorer(None),
+    "beam": by_scorer(500),
+    "tree": lambda *given: rescore_tree(*given, **TREES),
+    "samples": lambda z, *given: sample_tree(z, *given, seed=[5] * len(z), **TREES),
+    "shared noise": shared,
+}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_trees_and_samples(rng: np.random.Generator, lm: NGramLM) -> None:
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_masked_slot_ends_the_lattice(rng: np.random.Generator, name: str, lm: NGramLM) -> None:
     logits, ends, contexts = random_logits(rng)
-    options: dict[str, Any] = {"top_k": TOP_K, "max_nodes": 20, "alpha": 1.0}
-    noise = [SharedNoise([7] * n, [3] * n) for n in (len(ends), 1)]
-    tree = rescore_tree(logits, contexts, lm, **options)
-    samples = sample_tree(logits, contexts, lm, seed=5, **options)
-    shared = sample_tree(logits, contexts, lm, noise=noise[0], **options)
+    together = SEARCHES[name](logits, contexts, lm)
+    fields = [field for field in ("scores", "log_probs", "parents") if hasattr(together, field)]
     for row, end in enumerate(ends):
+        token_ids = np.asarray(together.token_ids[row])
         if end == 0:
-            assert [int(together.counts[row]) for together in (tree, samples, shared)] == [0, 0, 0]
-            assert samples.sampled_from(row, -1) is None
+            assert int(together.counts[row]) == 0
+            assert (token_ids == -1).all()
             continue
-        pieces = (logits[row, :end], contexts[row], lm)
-        alone = [
-            rescore_tree(*pieces, **options),
-            sample_tree(*pieces, seed=5, **options),
-            sample_tree(*pieces, noise=noise[1], **options),
-        ]
-        for together, one in zip((tree, samples, shared), alone, strict=True):
-            for field in ("token_ids", "parents", "depths", "log_probs", "counts"):
-                np.testing.assert_array_equal(getattr(together, field)[row], getattr(one, field)[0])
-        for node in range(-1, int(samples.counts[row])):
-            ours, expected = samples.sampled_from(row, node), alone[1].sampled_from(0, node)
-            assert (ours is None) == (expected is None)
-            for mine, other in zip(ours or (), expected or (), strict=True):
+        alone = SEARCHES[name](logits[row : row + 1, :end], contexts[row : row + 1], lm)
+        assert int(together.counts[row]) == int(alone.counts[0])
+        expected = np.asarray(alone.token_ids[0])
+        np.testing.assert_array_equal(token_ids[..., : expected.shape[-1]], expected)
+        assert (token_ids[..., expected.shape[-1] :] == -1).all()
+        for field in fields:
+            np.testing.assert_array_equal(getattr(together, field)[row], getattr(alone, field)[0])
+        for node in range(-1, int(together.counts[row]) if name == "samples" else -1):
+            ours, theirs = together.sampled_from(row, node), alone.sampled_from(0, node)
+            assert (ours is None) == (theirs is None)
+            for mine, other in zip(ours or (), theirs or (), strict=True):
                 np.testing.assert_array_equal(mine, other)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("beam", [None, 500])
-def test_scorers(rng: np.random.Generator, lm: NGramLM, beam: int | None) -> None:
-    logits, ends, contexts = random_logits(rng)
-    candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
-    options: dict[str, Any] = {"num_drafts": 4, "beam": beam, "alpha": 0.5}
-    drafts = search_drafts(candidates, contexts, NGramScorer(lm), **options)
-    assert drafts.token_ids.shape == (len(ends), 4, SLOTS)
-    for row, end in enumerate(ends):
-        alone = None
-        if end:
-            part = select_top_k(logits[row, :end], TOP_K, log_softmax=False, where="test")
-            alone = search_drafts(part, [contexts[row]], NGramScorer(lm), **options)
-        check_drafts(drafts, row, alone, end)
 
 
 def test_a_scorer_is_not_called_if_no_lattice_has_a_slot(lm: NGramLM) -> None:
@@ -144,19 +141,13 @@ def test_a_scorer_is_not_called_if_no_lattice_has_a_slot(lm: NGramLM) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_trees_for_verification(rng: np.random.Generator, lm: NGramLM) -> None:
-    pytest.importorskip("torch")
-    from lattice_bpd.verify import search
+    from lattice_bpd.verify.search import search_trees
 
     logits, ends, contexts = random_logits(rng)
     contexts = [[*context, 1] for context in contexts]
     candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
-    by_engine = [
-        search.search_trees(candidates, contexts, lm, [99] * len(ends), number=20, alpha=0.5),
-        search.search_trees(
-            candidates, contexts, lm, [99] * len(ends), kind="drafts", number=6, alpha=0.5
-        ),
-    ]
-    for trees in by_engine:
+    for options in ({"number": 20}, {"kind": "drafts", "number": 6}):
+        trees = search_trees(candidates, contexts, lm, [99] * len(ends), alpha=0.5, **options)
         for tree, end, row in zip(trees, ends, logits, strict=True):
             assert tree.max_depth == end
             for token, depth in list(zip(tree.token_ids, tree.depths, strict=True))[1:]:
@@ -167,35 +158,12 @@ def test_trees_for_verification(rng: np.random.Generator, lm: NGramLM) -> None:
 def test_fst_export(rng: np.random.Generator, lm: NGramLM) -> None:
     pytest.importorskip("pywrapfst")
     logits, ends, contexts = random_logits(rng)
-    drafts = rescore_lattice(logits, contexts, lm, top_k=TOP_K, num_drafts=7, alpha=1.0)
+    drafts = rescore_lattice(logits, contexts, lm, **LISTS)
     for row, end in enumerate(ends):
         fst = SausageLattice.from_logits(logits[row], TOP_K).to_pywrapfst()
         assert fst.num_states() == (end + 1 if end else 0)
         for engine in ("auto", "openfst"):
-            rescored = rescore_fst(fst, lm, 7, contexts[row], alpha=1.0, engine=engine)
-            check_drafts(drafts, row, rescored if end else None, end)
+            rescored = rescore_fst(fst, lm, 7, contexts[row], alpha=0.5, engine=engine)
             assert int(rescored.counts[0]) == int(drafts.counts[row])
-
-
-@pytest.mark.parametrize("log_softmax", [False, True])
-def test_torch_on_the_host_and_by_the_way_of_an_accelerator(
-    rng: np.random.Generator, lm: NGramLM, log_softmax: bool
-) -> None:
-    torch = pytest.importorskip("torch")
-    from lattice_bpd.lattice.logits import Candidates, top_k_on_device
-
-    logits, _, contexts = random_logits(rng)
-    expected = rescore_lattice(
-        logits, contexts, lm, top_k=TOP_K, log_softmax=log_softmax, alpha=1.0
-    )
-    tensor = torch.from_numpy(logits)
-    drafts = rescore_lattice(tensor, contexts, lm, top_k=TOP_K, log_softmax=log_softmax, alpha=1.0)
-    assert isinstance(drafts.token_ids, torch.Tensor)
-    for name in ("token_ids", "scores", "counts"):
-        np.testing.assert_array_equal(getattr(drafts, name).numpy(), getattr(expected, name))
-    ids, scores = top_k_on_device(tensor, TOP_K, log_softmax)
-    shape = (*logits.shape[:2], TOP_K)
-    by_device = Candidates(ids.reshape(shape), scores.reshape(shape))
-    on_device = rescore_lattice(by_device, contexts, lm, alpha=1.0)
-    np.testing.assert_array_equal(on_device.token_ids, expected.token_ids)
-    np.testing.assert_array_equal(on_device.counts, expected.counts)
+            np.testing.assert_array_equal(rescored.scores[0], drafts.scores[row])
+            np.testing.assert_array_equal(drafts.token_ids[row, :, :end], rescored.token_ids[0])

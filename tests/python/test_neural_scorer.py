@@ -1,7 +1,6 @@
 """Neural rescoring: against algorithm 2 without any cache, batches, and scorers that fail."""
 
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from blockwise_models import (
     VOCAB,
-    build_base,
     looping_text,
     model_of,
     plain_greedy,
@@ -101,19 +99,6 @@ def test_neural_batch_scores_are_those_of_reading_each_text(num_drafts):
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == plain_greedy(model, prompt, 25)
         assert result.stats.scorer_failures == {}
-
-
-def test_neural_batch_drafts_as_each_alone():
-    model = trained_model()
-    prompts = [looping_text(60)[start : start + 9].tolist() for start in (3, 17, 30)]
-    together = decode(
-        model, prompts, ScorerDrafter(NeuralScorer(model), top_k=4), max_new_tokens=20
-    )
-    for prompt, result in zip(prompts, together, strict=True):
-        drafter = ScorerDrafter(NeuralScorer(model), top_k=4)
-        alone = decode(model, prompt, drafter, max_new_tokens=20)
-        assert alone.token_ids == result.token_ids
-        assert alone.stats.accept_lengths == result.stats.accept_lengths
 
 
 def test_neural_rescoring_is_algorithm_2():
@@ -220,25 +205,6 @@ def test_scorer_that_hangs_is_dropped():
     assert drafter.dropped
 
 
-def test_scorer_within_its_time_drafts_as_without_a_limit():
-    model = trained_model()
-    plain = decode(model, PROMPT, ScorerDrafter(NeuralScorer(model)), max_new_tokens=25)
-    drafter = ScorerDrafter(NeuralScorer(model), timeout=60.0)
-    limited = decode(model, PROMPT, drafter, max_new_tokens=25)
-    assert limited.stats.accept_lengths == plain.stats.accept_lengths
-    assert limited.stats.scorer_failures == {}
-
-
-def test_scorer_failure_is_that_of_each_sequence_of_a_batch():
-    model = trained_model()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ScorerWarning)
-        results = decode(
-            model, [PROMPT, PROMPT[:5]], ScorerDrafter(Failing("nan")), max_new_tokens=12
-        )
-    assert all(result.stats.scorer_failures["nan"] >= 1 for result in results)
-
-
 def test_rescorer_without_positions_left_falls_back():
     small = build_rescorer("32M", VOCAB, max_positions=20, hidden_size=24, num_layers=1)
     model = trained_model()
@@ -305,8 +271,3 @@ def test_recurrent_rescorers_are_refused():
     config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1)
     with pytest.raises(ValueError, match="recurrent state"):
         NeuralScorer(MambaForCausalLM(config))
-
-
-def test_scorer_takes_blockwise_models_and_plain_ones():
-    assert NeuralScorer(trained_model()).vocab_size == VOCAB
-    assert NeuralScorer(build_base("llama").eval()).vocab_size == VOCAB

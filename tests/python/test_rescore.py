@@ -65,22 +65,6 @@ def test_worked_example(small_lm: NGramLM, engine: str) -> None:
     assert drafts.scores.dtype == np.float32
 
 
-def test_example_from_the_start_of_a_text(small_lm: NGramLM) -> None:
-    logits = np.zeros((1, 4), np.float32)
-    with_bos = rescore_lattice(logits, [], small_lm, top_k=4, alpha=1.0)
-    assert with_bos.token_ids[0, 0].tolist() == [0]
-    np.testing.assert_allclose(
-        with_bos.scores[0, :4],
-        LN10 * np.array([-0.2, -0.1 - 0.7, -0.1 - 0.8, -0.1 - 1.2]),
-        rtol=1e-6,
-    )
-    without = rescore_lattice(logits, [], small_lm, top_k=4, bos=False, alpha=1.0)
-    assert without.token_ids[0, :4, 0].tolist() == [1, 2, 0, 3]
-    np.testing.assert_allclose(
-        without.scores[0, :4], LN10 * np.array([-0.7, -0.8, -0.9, -1.2]), rtol=1e-6
-    )
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("seed", range(240))
 def test_brute_force(seed: int, rng: np.random.Generator, engine: str, core_of: Any) -> None:
@@ -133,18 +117,6 @@ def test_all_paths_tie(small_lm: NGramLM, engine: str) -> None:
             logits, [0], small_lm, top_k=4, num_drafts=num_drafts, alpha=0.0, engine=engine
         )
         check_row(drafts, 0, every)
-
-
-def test_lattices_of_a_batch_may_have_different_numbers_of_slots(small_lm: NGramLM) -> None:
-    lattices = [SausageLattice([([1, 2], [0, 0])] * slots) for slots in (1, 3, 2)]
-    drafts = rescore_lattice(lattices, [[0]] * 3, small_lm, num_drafts=2, alpha=1.0)
-    assert drafts.token_ids.shape == (3, 2, 3)
-    for row, lattice in enumerate(lattices):
-        alone = rescore_lattice(lattice, [0], small_lm, num_drafts=2, alpha=1.0)
-        slots = lattice.num_slots
-        np.testing.assert_array_equal(drafts.token_ids[row, :, :slots], alone.token_ids[0])
-        np.testing.assert_array_equal(drafts.scores[row], alone.scores[0])
-        assert (drafts.token_ids[row, :, slots:] == Drafts.PAD_TOKEN).all()
 
 
 def test_named_bos_in_the_context_is_not_doubled(core_of: Any, small_arpa: Any) -> None:

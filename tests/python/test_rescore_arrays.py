@@ -103,23 +103,6 @@ def test_torch_tensors(kind: str, logits: Any, lm: NGramLM) -> None:
     assert drafts.token_ids.device == tensor.device
 
 
-CONTEXT_TYPES: dict[str, Callable[[list[int]], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "int64 array": lambda c: np.array(c, np.int64),
-    "uint8 array": lambda c: np.array(c, np.uint8),
-    "strided array": lambda c: np.repeat(np.array(c, np.int32), 2)[::2],
-    "torch tensor": lambda c: torch.tensor(c, dtype=torch.int64),
-    "range": lambda c: range(1, 4) if c == [1, 2, 3] else c,
-}
-
-
-@pytest.mark.parametrize("context_type", CONTEXT_TYPES)
-def test_types_of_contexts(context_type: str, logits: Any, lm: NGramLM) -> None:
-    contexts = [CONTEXT_TYPES[context_type](context) for context in CONTEXTS]
-    check_equal(rescore(logits, lm, contexts), rescore(logits, lm))
-
-
 def test_a_rectangular_batch_of_contexts(logits: Any, lm: NGramLM) -> None:
     contexts = [[1, 2], [3, 4], [5, 6]]
     expected = rescore(logits, lm, contexts)

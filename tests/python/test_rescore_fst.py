@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd import Drafts, NGramLM, SausageLattice, rescore_fst, rescore_lattice
+from lattice_bpd import Drafts, NGramLM, rescore_fst
 from oracles import ArpaOracle, random_arpa, read_arpa, to_grid
 
 fst = pytest.importorskip("pywrapfst")
@@ -113,17 +113,6 @@ def test_worked_example(small_lm: NGramLM) -> None:
     np.testing.assert_allclose(drafts.scores[0, :3], [cat_sat, cat, the], rtol=1e-5)
     assert drafts.counts.tolist() == [3]
     assert drafts.lengths[0, :4].tolist() == [2, 1, 1, 0]
-
-
-@pytest.mark.parametrize("engine", ["auto", "fused", "openfst"])
-def test_a_sausage_is_a_lattice(small_lm: NGramLM, engine: str) -> None:
-    logits = np.random.default_rng(0).integers(-4, 5, (3, 4)).astype(np.float32) / 2
-    lattice = SausageLattice.from_logits(logits, top_k=3)
-    expected = rescore_lattice(lattice, [0, 1], small_lm, num_drafts=40, alpha=0.5)
-    drafts = rescore_fst(lattice.to_pywrapfst(), small_lm, 40, [0, 1], 0.5, engine=engine)
-    np.testing.assert_array_equal(drafts.token_ids, expected.token_ids)
-    np.testing.assert_array_equal(drafts.scores, expected.scores)
-    np.testing.assert_array_equal(drafts.counts, expected.counts)
 
 
 def test_no_path_no_draft(small_lm: NGramLM) -> None:

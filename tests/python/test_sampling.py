@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,21 +10,15 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from blockwise_models import VOCAB, model_of, small_lm
-from lattice_bpd import DraftConfig, NGramLM, rescore_tree, sample_tree
-from lattice_bpd.decode import generate
-from lattice_bpd.draft import SharedNoise
-from lattice_bpd.verify import PrefixTree, Rejection, Sampled
+from lattice_bpd import DraftConfig, NGramLM
+from lattice_bpd.decode import TreeDrafter, generate
+from lattice_bpd.decode.drafters import MixtureDrafter, SampledTreeDrafter
+from lattice_bpd.verify import Rejection, Sampled
 from lattice_bpd.verify.acceptance.warp import Warp
 from lattice_bpd.verify.greedy import DraftCandidates
+from sampled_sequences import check_sequences, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -51,32 +43,6 @@ def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
 def assert_distribution(counts: np.ndarray, probabilities: np.ndarray) -> None:
     freedom = int((probabilities > 0).sum()) - 1
     assert chi_square(counts, probabilities) < chi_square_bound(freedom)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.7},
-        {"temperature": 1.3, "top_k": 5},
-        {"temperature": 0.9, "top_p": 0.8},
-        {"temperature": 1.0, "top_k": 20, "top_p": 0.6, "min_p": 0.1},
-        {"temperature": 1.0, "min_p": 0.3},
-        {"temperature": 2.0, "top_p": 0.999},
-    ],
-)
-def test_sampling_warps_logits_as_transformers_does(options):
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(options["temperature"])])
-    if "top_k" in options:
-        warpers.append(TopKLogitsWarper(options["top_k"]))
-    if "top_p" in options:
-        warpers.append(TopPLogitsWarper(options["top_p"]))
-    if "min_p" in options:
-        warpers.append(MinPLogitsWarper(options["min_p"]))
-    generator = torch.Generator().manual_seed(1)
-    for size in (8, 300, 3000):
-        logits = 3 * torch.randn(size, generator=generator)
-        wanted = warpers(None, logits.clone()[None])[0].numpy()
-        np.testing.assert_allclose(Warp(**options).apply(logits), wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -150,122 +116,22 @@ def test_rejection_sampling_has_the_targets_distribution(num_samples):
         assert abs(accepted / len(tokens) - share) < 0.01
 
 
-SLOTS, SYMBOLS = 3, 5
+LM = NGramLM.train([[1, 2, 3, 0, 0, 2] * 20], 2, vocab_size=4, smoothing="witten_bell")
+DRAFTERS = {
+    "tree": TreeDrafter(LM, top_k=3, max_nodes=5),
+    "sampled": SampledTreeDrafter(LM, top_k=3, max_nodes=5),
+    "mixture": MixtureDrafter([LM], top_k=3, max_nodes=2),
+    "mixture with heads": MixtureDrafter([LM], heads=True, top_k=3, max_nodes=2),
+}
 
 
-@functools.cache
-def table() -> tuple[dict[tuple[int, ...], torch.Tensor], np.ndarray]:
-    """A target as a table of logits for each prefix, and heads for its three slots."""
-    generator = torch.Generator().manual_seed(8)
-    prefixes: list[tuple[int, ...]] = [()]
-    for prefix in prefixes:
-        if len(prefix) + 1 < SLOTS:
-            prefixes.extend((*prefix, token) for token in range(SYMBOLS))
-    logits = {prefix: 1.5 * torch.randn(SYMBOLS, generator=generator) for prefix in prefixes}
-    return logits, np.random.default_rng(5).normal(size=(SLOTS, SYMBOLS)).astype(np.float32)
-
-
-def enumerate_sequences() -> np.ndarray:
-    """The probability of each sequence of three tokens."""
-    logits, _ = table()
-    joint = np.ones((SYMBOLS,) * SLOTS)
-    for path in np.ndindex(joint.shape):
-        for length, token in enumerate(path):
-            joint[path] *= float(logits[path[:length]].double().softmax(0)[token])
-    return joint
-
-
-@functools.cache
-def table_lm() -> NGramLM:
-    text = np.random.default_rng(2).integers(0, SYMBOLS, 400)
-    return NGramLM.train([text], 3, vocab_size=SYMBOLS)
-
-
-def sample_sequence(selector, propose) -> tuple[int, ...]:
-    """Three tokens by calls of the target that verify trees of drafts."""
-    logits, heads = table()
-    tokens: tuple[int, ...] = ()
-    while len(tokens) < SLOTS:
-        base = tokens
-        tree = propose(heads[len(base) :], base)
-
-        def choose(node: int, tree: PrefixTree = tree, base: tuple[int, ...] = base) -> int | None:
-            path, above = [], node
-            while above > 0:
-                path.append(tree.token_ids[above])
-                above = tree.parents[above]
-            here = (*base, *path[::-1])
-            if len(here) == SLOTS:
-                return None
-            sampled_from = None if tree.sampled_from is None else tree.sampled_from(node)
-            return selector.choose(
-                logits[here], DraftCandidates(tree.children(node), len(path), sampled_from)
-            )
-
-        tokens += tuple(tree.follow(choose)[1])
-    return tokens
-
-
-def propose_best(heads, base, selector, step):
-    tree = rescore_tree(heads, base, table_lm(), top_k=4, max_nodes=6, alpha=1.0)
-    count = int(tree.counts[0])
-    return PrefixTree.from_nodes(
-        0, tree.token_ids[0, :count].tolist(), tree.parents[0, :count].tolist(), SLOTS
-    )
-
-
-def to_prefix_tree(sampled) -> PrefixTree:
-    count = int(sampled.counts[0])
-    tree = PrefixTree.from_nodes(
-        0, sampled.token_ids[0, :count].tolist(), sampled.parents[0, :count].tolist(), SLOTS
-    )
-    if sampled.is_sampled:
-        tree.sampled_from = lambda node: sampled.sampled_from(0, node - 1)
-    return tree
-
-
-def propose_sampled(heads, base, selector, step):
-    return to_prefix_tree(
-        sample_tree(heads, base, table_lm(), top_k=4, max_nodes=6, seed=step, alpha=1.0)
-    )
-
-
-def propose_with_noise(heads, base, selector, step):
-    noise = SharedNoise([selector.key], [selector.position])
-    return to_prefix_tree(
-        sample_tree(heads, base, table_lm(), top_k=4, max_nodes=6, noise=noise, alpha=1.0)
-    )
-
-
-@pytest.mark.parametrize(
-    ("rule", "propose"),
-    [
-        (Sampled, propose_best),
-        (Sampled, propose_with_noise),
-        (Rejection, propose_best),
-        (Rejection, propose_sampled),
-    ],
-)
-def test_sampling_whole_sequences_by_total_variation(rule, propose):
-    wanted = enumerate_sequences()
-    count = 20_000
-    counts: Counter[tuple[int, ...]] = Counter()
-    steps = iter(range(1, 1 << 40))
-    for number in range(count):
-        selector = rule(seed=number).start(0, [0])
-        counts[
-            sample_sequence(
-                selector,
-                lambda heads, base, selector=selector: propose(heads, base, selector, next(steps)),
-            )
-        ] += 1
-    frequencies = np.array([counts[path] for path in np.ndindex(wanted.shape)]).reshape(
-        wanted.shape
-    )
-    assert_distribution(frequencies.ravel(), wanted.ravel())
-    distance = 0.5 * np.abs(frequencies / count - wanted).sum()
-    expected = 0.5 * np.sqrt(2 / np.pi * wanted * (1 - wanted) / count).sum()
-    assert distance < expected + math.sqrt(-math.log(LEVEL) / (2 * count))  # McDiarmid
+@pytest.mark.parametrize("sampling", [{"temperature": 1.6}, {"temperature": 2.5, "top_p": 0.8}])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_sampled_sequences_have_the_targets_distribution(name, sampling):
+    table = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    heads = None if name == "mixture" else lambda hidden: table.expand(len(hidden), -1, -1)
+    calls = check_sequences(tiny_model(0), DRAFTERS[name], sampling, heads=heads)
+    assert calls < 2.9  # drafts were accepted
 
 
 PROMPTS = [np.random.default_rng(number).integers(0, VOCAB, 3 + number % 9).tolist()
@@ -322,7 +188,6 @@ def test_sampling_differs_by_seed_and_by_text():
 
 def test_sampling_noise_makes_better_drafts(monkeypatch):
     """Knowing the target's noise, as many draft tokens keep more."""
-    from lattice_bpd.decode import TreeDrafter
     from lattice_bpd.decode.drafters import tree as tree_drafter
 
     def kept() -> int:

@@ -9,7 +9,6 @@ from lattice_bpd import NGramLM, rescore_lattice
 from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer, TransitionScorer
 from lattice_bpd.draft.scorers import search_drafts
 from lattice_bpd.draft.scorers.beam import ScorerError
-from lattice_bpd.draft.scorers.ngram import as_scorer
 from lattice_bpd.lattice.logits import select_top_k
 from oracles import random_arpa
 
@@ -98,17 +97,6 @@ def test_scorer_beam_of_one_is_greedy(rng, seed):
     assert drafts.token_ids.tolist() == [[expected]]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_scorer_batch_is_each_alone(rng, seed):
-    candidates, contexts = random_candidates(rng, batch=4, slots=5), random_contexts(rng, 4)
-    together = search_drafts(candidates, contexts, HistoryScorer(), num_drafts=3, beam=4)
-    for row in range(4):
-        part = type(candidates)(candidates.token_ids[row, None], candidates.scores[row, None])
-        alone = search_drafts(part, contexts[row : row + 1], HistoryScorer(), num_drafts=3, beam=4)
-        assert together.token_ids[row].tolist() == alone.token_ids[0].tolist()
-        np.testing.assert_array_equal(together.scores[row], alone.scores[0])
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_ngram_scorer_with_a_beam_finds_what_the_exact_search_finds(rng, seed, core_of):
     lm = core_of(random_arpa(rng, VOCAB, 1 + seed % 4, exact=False), vocab_size=VOCAB)
@@ -119,19 +107,6 @@ def test_ngram_scorer_with_a_beam_finds_what_the_exact_search_finds(rng, seed, c
     np.testing.assert_array_equal(drafts.counts, exact.counts)
     np.testing.assert_array_equal(drafts.token_ids, exact.token_ids)
     np.testing.assert_allclose(drafts.scores, exact.scores, atol=1e-5)
-
-
-def test_ngram_scorer_scores_after_its_histories(small_lm):
-    scorer = as_scorer(small_lm)
-    state = scorer.start([[0, 1], [], [3, 0]])
-    scores = scorer.score(state, np.array([[2, 0], [0, 1], [1, 3]], np.int32))
-    for row, (context, words) in enumerate((([0, 1], [2, 0]), ([], [0, 1]), ([3, 0], [1, 3]))):
-        assert scores[row].tolist() == [small_lm.log_prob(word, context) for word in words]
-    state = scorer.advance(state, np.array([0, 0, 2]), np.array([2, 1, 1], np.int32))
-    scores = scorer.score(state, np.array([[0], [2], [2]], np.int32))
-    histories = ([0, 1, 2], [0, 1, 1], [3, 0, 1])
-    expected = [small_lm.log_prob(w, h) for w, h in zip((0, 2, 2), histories, strict=True)]
-    assert scores[:, 0].tolist() == expected
 
 
 def test_ngram_scorer_refuses(small_lm):

@@ -68,34 +68,6 @@ def test_the_walk_takes_the_most_probable_child(example):
     assert (np.sum(differ, axis=0) > 0).all()  # none of the others is the same search
 
 
-def test_the_walk_ends_at_masked_slots(example):
-    rng = np.random.default_rng(5)
-    lm = lm_of(rng)
-    logits = rng.normal(0.0, 1.0, (2, SLOTS, VOCAB)).astype(np.float32)
-    whole = LatticeInput.from_logits(logits, 3)
-    paths, log_probs = example.walk_masses(whole.end_after([2, 0]), [[0], [1]], lm, **OPTIONS)
-    short = LatticeInput.from_logits(logits[:, :2], 3)
-    expected, masses = example.walk_masses(short, [[0], [1]], lm, **OPTIONS)
-    assert paths.tolist() == [[*expected[0], -1, -1], [-1] * 4]
-    np.testing.assert_allclose(log_probs[0], [*masses[0], -np.inf, -np.inf], atol=1e-6)
-    assert (log_probs[1] == -np.inf).all()
-    local = LatticeInput.from_logits(logits, 3, normalization="local")
-    with pytest.raises(ValueError, match="normalization global"):
-        example.walk_masses(local, [[0], [1]], lm, **OPTIONS)
-
-
-def test_calls_of_whole_drafts(example):
-    # The prompt's call gives 2. Then three tokens are accepted, 3 4 5, and the call itself gives 6.
-    # After 6 the draft is wrong, and after 7 it reaches beyond the end.
-    texts = [[1] * 20 + [2, 3, 4, 5, 6, 7, 8]]
-    contexts = [texts[0][:length] for length in range(21, 27)]
-    drafts = np.full((6, 1, 3), 9)
-    drafts[0, 0], drafts[5, 0] = [3, 4, 5], [8, 9, 9]
-    accepted = example.count_accepted(drafts, contexts, texts)
-    assert accepted == [3, 0, 0, 0, 0, 1]
-    assert example.count_calls(accepted, contexts, texts) == ([7], [4])
-
-
 def test_a_tiny_run(example, shared_data, tmp_path, capsys):
     options = ["--json", str(tmp_path / "results.json"), "--work", str(tmp_path / "work"),
                "--model", str(shared_data / "stories260K"), "--quick", "--text",

@@ -124,26 +124,6 @@ def test_the_openfst_engine_gives_the_same_list(seed: int, core_of: Any) -> None
         assert fused == rescore_lattice(lattice, contexts, lm, engine="openfst", **given)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_rows_sum_to_one_and_masses_to_their_prefix(normalization: str, core_of: Any) -> None:
-    for seed in range(8):
-        rng = np.random.default_rng(seed)
-        lm = core_of(random_arpa(rng, VOCAB, 3, ngrams=30), vocab_size=VOCAB)
-        lattice = random_input(rng, normalization=normalization)
-        tree = rescore_tree(lattice, [[], [1], [2, 3]], lm, max_nodes=400)
-        sampled = sample_tree(lattice, [[], [1], [2, 3]], lm, max_nodes=400)
-        for row in range(3):
-            masses = dict(zip(prefixes_of(tree, row), np.exp(tree.log_probs[row]), strict=False))
-            for prefix in [(), *masses]:
-                children = [m for p, m in masses.items() if p[:-1] == prefix]
-                if children:
-                    assert sum(children) == pytest.approx(masses.get(prefix, 1.0), rel=1e-5)
-            for node in range(-1, int(sampled.counts[row])):
-                given = sampled.sampled_from(row, node)
-                if given is not None:
-                    assert given[1].sum() == pytest.approx(1.0, abs=1e-12)
-
-
 def test_worked_example_of_both_normalizations() -> None:
     # Slot 0: 0 or 1 alike; slot 1: 2 or 3. After 0 both score 2, after 1 they score 1 and 0.
     ids, zeros = np.array([[[0, 1], [2, 3]]]), np.zeros((1, 2, 2), np.float32)
@@ -203,46 +183,6 @@ def test_samples_have_the_distribution_of_the_lattice(normalization: str, core_o
     degrees = len(expected) - len(pooled) - (0 if rare > 0 else 1)
     assert degrees >= 10
     assert statistic < degrees + 4 * math.sqrt(2 * degrees)  # about 1e-4 by chance
-
-
-def test_unary_scores_are_added_included_or_replaced() -> None:
-    rng = np.random.default_rng(8)
-    lattice = random_input(rng, unary="added")
-    rows = np.where(np.isneginf(lattice.scores), 0, lattice.scores)
-    included = LatticeInput(
-        lattice.token_ids, lattice.scores, lattice.start + rows[:, 0],
-        lattice.transitions + rows[:, 1:, None], unary="included",
-    )  # fmt: skip
-    contexts: list[list[int]] = [[], [], []]
-    one, other = (rescore_lattice(each, contexts, None) for each in (lattice, included))
-    np.testing.assert_array_equal(one.token_ids, other.token_ids)
-    np.testing.assert_allclose(one.scores, other.scores, rtol=1e-5)
-    masks = np.where(np.isneginf(lattice.scores), lattice.scores, np.float32(77))
-    replaced = LatticeInput(
-        lattice.token_ids, masks, included.start, included.transitions, unary="replaced"
-    )
-    assert rescore_lattice(replaced, contexts, None) == other
-
-
-def test_zero_transitions_change_nothing(small_lm: NGramLM) -> None:
-    rng = np.random.default_rng(9)
-    logits = rng.normal(0, 2, (2, 4, 4)).astype(np.float32)
-    plain = LatticeInput.from_logits(logits, 3)
-    zeros = LatticeInput(
-        plain.token_ids, plain.scores, np.zeros((2, 3), np.float32),
-        np.zeros((2, 3, 3, 3), np.float32),
-    )  # fmt: skip
-    for lattice in (plain, zeros):
-        assert rescore_lattice(lattice, [[0], []], small_lm) == rescore_lattice(
-            logits, [[0], []], small_lm, top_k=3
-        )
-        assert rescore_tree(lattice, [[0], []], small_lm) == rescore_tree(
-            logits, [[0], []], small_lm, top_k=3
-        )
-    chosen = rescore_lattice(zeros, [[0], []], small_lm, num_drafts=1, objective="accept_length")
-    assert chosen == rescore_lattice(
-        logits, [[0], []], small_lm, top_k=3, num_drafts=1, objective="accept_length"
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -111,23 +111,12 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
     assert_cache_is_that_of(model, one, tokens[0][:-1], slots)
 
 
-def test_holes_are_cleaned_up(monkeypatch):
-    monkeypatch.setattr("lattice_bpd.verify.batch_cache.MAX_HOLES", 4)
-    test_ragged_batches_are_each_what_they_are_alone("llama", "tree")
-    test_ragged_batches_are_each_what_they_are_alone("mistral", "rows")
-
-
 def test_layers_of_different_shapes_stay_in_their_cache():
     cache = DynamicCache()
     for number, heads in enumerate((2, 4)):
         states = torch.zeros(1, heads, 3, 8)
         cache.update(states, states, number)
     assert StackedCache.from_cache(cache, 8) is None
-
-
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_tree_is_taken_where_it_works(kind):
-    assert CausalLMTarget(model_of(kind)).refuses_tree() is None
 
 
 def test_a_target_without_masks_of_its_callers_falls_back_to_rows():
