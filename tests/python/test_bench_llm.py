@@ -127,13 +127,6 @@ def test_a_chat_is_measured_at_its_last_turn(bench: Any) -> None:
     assert prompt.token_ids == [1, 11, 2, 12, 3]
 
 
-def test_rows_of_all_kinds_come_first(bench: Any) -> None:
-    rows = bench.read_rows("test")
-    assert len(rows) == 80
-    assert len({row["kind"] for row in rows[:8]}) == 8
-    assert {row["split"] for row in rows} == {"test"}
-
-
 def test_copied_tokens(bench: Any) -> None:
     prompts = importlib.import_module("llm_prompts")
     assert prompts.count_copied([1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5, 9]) == 2
@@ -188,53 +181,6 @@ def test_transformers_drafts_the_chain_of_the_heads(bench: Any, folder: Path) ->
     assert chain.output == ours.token_ids == plain
     assert chain.calls == ours.stats.target_calls < 30
     assert "_get_candidate_generator" not in vars(model)
-
-
-def test_llama_cpp_lines(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text is read anew, ends after the stop token, and its calls are counted."""
-    made = []
-
-    class Llama:
-        draft_model: Any = None
-
-        def __init__(self, path: str, **options: Any) -> None:
-            made.append((path, options.get("logits_all", False)))
-            self.tokens: list[int] = []
-
-        def n_vocab(self) -> int:
-            return 10
-
-        def reset(self) -> None:
-            self.tokens = []
-
-        def eval(self, tokens: Any) -> None:
-            self.tokens += tokens
-
-        def token_eos(self) -> int:
-            return 9
-
-        def generate(self, prompt: list[int], temp: float, reset: bool) -> Any:
-            assert (temp, reset, self.tokens) == (0.0, False, [])
-            self.eval(prompt)
-            while True:
-                yield len(self.tokens)
-                self.eval([0])
-
-    lines = importlib.import_module("llm_lines")
-    parts: dict[str, Any] = {"num_pred_tokens": 0}
-    speculative = SimpleNamespace(LlamaPromptLookupDecoding=lambda **given: parts | given)
-    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=Llama))
-    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", speculative)
-    monkeypatch.setattr("lattice_bpd_llama_cpp.load", Llama)  # which loads as it pays
-    greedy, text, lookup, always = lines.make_llama_cpp_lines("m.gguf", 2)
-    assert (greedy.name, text.name) == ("llama.cpp greedy", "text")
-    assert (lookup.name, always.name) == ("llama.cpp prompt lookup", "text, always drafted")
-    assert made == [("m.gguf", True), ("m.gguf", False), ("m.gguf", False)]
-    counter: Any = SimpleNamespace(reset=lambda: None)
-    for _ in range(2):
-        run = greedy.run([5] * 6, 10, counter)
-        assert (run.output, run.calls) == ([6, 7, 8, 9], 4)
-    assert lookup.run([5, 5], 3, counter).output == [2, 3, 4]
 
 
 def test_lines_by_name(bench: Any) -> None:

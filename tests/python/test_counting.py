@@ -1,11 +1,18 @@
-"""Counting out of core from Python: equal to memory, merge, resume, no leftover files."""
+"""Counting and training out of core: equal to memory, merge, resume, budgets, a full disk."""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from counting_shards import SMALL, V, corpus_of, write_shards
 from lattice_bpd import FormatError, NGramLM, _core
-from lattice_bpd.lm import count_ngrams
+from lattice_bpd.lm import KatzWarning, count_ngrams
 from lattice_bpd.train import (
     Corpus,
     count_corpus,
@@ -15,6 +22,26 @@ from lattice_bpd.train import (
     train_counts,
 )
 from lattice_bpd.train.corpus_lm import parse_memory
+
+V = 300
+SMALL = (1 << 16) + 32 * (V + 3)  # the smallest budget: some 2,500 tokens at once
+
+
+def write_shards(folder, seed, count=4, size=6000):
+    """Files of token ids with sequences that end in token id 0, and all of them in memory."""
+    rng = np.random.default_rng(seed)
+    sequences = []
+    for shard in range(count):
+        ids = (rng.zipf(1.2, size) % V).astype(np.uint16)
+        ids[rng.random(size) < 0.01] = 0
+        ids[-1] = 0
+        ids.tofile(folder / f"{shard}.bin")
+        sequences += [part.astype(np.int32) for part in np.split(ids, np.flatnonzero(ids == 0) + 1)]
+    return [sequence for sequence in sequences if len(sequence)]
+
+
+def corpus_of(*paths):
+    return Corpus(paths, vocab_size=V, eos_id=0)
 
 
 def tables(path, order):
@@ -169,3 +196,104 @@ def test_bad_options(tmp_path):
     count_corpus(other, tmp_path / "d")
     with pytest.raises(ValueError, match=r"d: its vocabulary is of size 301 .*expected 300"):
         merge_counts([tmp_path / "c", tmp_path / "d"], tmp_path / "e", allow_repeats=True)
+
+
+def run_with_small_files(limit, call):
+    """Runs a call in a child process whose files may not grow above a limit: a full disk."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            call()
+        except OSError as error:
+            os.write(write, f"{error.errno} {error}".encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as pipe:
+        return pipe.read()
+
+
+def test_a_full_disk_says_how_much_is_needed(tmp_path):
+    write_shards(tmp_path, 5)
+    (tmp_path / "temporary").mkdir()
+    output = tmp_path / "counts"
+    output.write_bytes(b"old")
+    names = {path.name for path in tmp_path.iterdir()}
+    corpus = corpus_of(*(tmp_path / f"{i}.bin" for i in range(4)))
+
+    def count():
+        folder = tmp_path / "temporary"
+        count_corpus(corpus, output, order=4, memory=SMALL, threads=1, temp_dir=folder)
+
+    message = run_with_small_files(4096, count)
+    assert "cannot write a temporary file in" in message
+    for part in ("bytes of this file were written, about", "are needed and", "are free", "--temp"):
+        assert part in message
+    needed = int(message.split("written, about ")[1].split()[0])
+    assert 8_000 < needed < 60_000  # a run of 2,500 tokens
+    message = run_with_small_files(30_000, count)  # enough for the runs, not for the counts
+    assert f"{output}" in message
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert output.read_bytes() == b"old"
+
+
+# Trains within argv[1] bytes on 600,000 random ids, or prints what training says is needed.
+TRAIN = """
+import sys, warnings
+from lattice_bpd.train import Corpus, train_corpus
+def peak():
+    # not getrusage, which counts the memory of the process that started this one
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+warnings.simplefilter("ignore")
+memory, smoothing, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+def train(file, memory):
+    corpus = Corpus([f"{folder}/{file}"], vocab_size=5000)
+    return train_corpus(corpus, 3, smoothing=smoothing, memory=memory, temp_dir=folder, threads=1)
+train("small.npy", "64M")
+before = peak()
+try:
+    lm = train("large.npy", memory)
+    print("peak", peak() - before, sum(lm.num_ngrams))
+except ValueError as error:
+    print("refused", peak() - before, error)
+"""
+
+
+def run(memory, smoothing, folder):
+    command = [sys.executable, "-c", TRAIN, str(memory), smoothing, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    kind, peak, words = done.stdout.split(" ", 2)
+    return kind, int(peak), words
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+@pytest.mark.parametrize("smoothing", ["katz", "modified_kneser_ney"])
+def test_the_peak_stays_within_the_limit(smoothing, tmp_path):
+    ids = np.random.default_rng(0).integers(0, 5000, 600_000).astype(np.int32)
+    np.save(tmp_path / "large.npy", ids)
+    np.save(tmp_path / "small.npy", ids[:1000])
+    kind, early, words = run(8 << 20, smoothing, tmp_path)
+    assert kind == "refused"
+    needed = int(re.search(r"--memory (\d+)M", words)[1]) << 20
+    batch = 12 << 20  # ids as they are read, which lie outside the budget
+    assert early < (8 << 20) + batch < needed
+    kind, peak, _ = run(needed, smoothing, tmp_path)
+    assert kind == "peak"
+    assert needed / 3 < peak < needed + batch
+
+
+def test_a_refusal_says_what_to_do_and_changes_nothing(tmp_path):
+    write_shards(tmp_path, 3)
+    corpus = corpus_of(tmp_path)
+    with pytest.raises(ValueError, match=r"the LM has \d+ n-grams; estimating .* --min-counts"):
+        train_corpus(corpus, 4, memory=SMALL)
+    count_corpus(corpus, tmp_path / "counts", order=4, memory=SMALL)  # counting needs no LM
+    with pytest.raises(ValueError, match="--memory 2M"):
+        train_counts(tmp_path / "counts", memory=SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KatzWarning)  # Zipf text
+        assert train_counts(tmp_path / "counts", memory="2M").order == 4

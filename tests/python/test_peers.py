@@ -8,7 +8,6 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ import torch
 import lattice_bpd.decode.drafters as ld
 from blockwise_models import VOCAB, model_of, plain_greedy
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import decode
 from lattice_bpd_kim2024.small_models import build_small_gpt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,40 +133,6 @@ def test_the_automaton_finds_the_longest_repeated_suffix(seed):
         assert automaton.continuation(4) == following
 
 
-def drafters():
-    accuracies = np.tile(0.6 ** np.arange(1, 7), (4, 1))
-    return {
-        "fixed": peer_drafters.FixedTreeDrafter(peer_trees.medusa_tree(accuracies, 12), 6),
-        "heap": peer_drafters.SlotTreeDrafter(
-            lambda rows: peer_trees.best_first_tree(rows, 12), 12, 12
-        ),
-        "eagle2": peer_drafters.SlotTreeDrafter(
-            lambda rows: peer_trees.eagle2_tree(rows, 12, 3), 3, 12
-        ),
-        "automaton": peer_drafters.SuffixAutomatonDrafter(6),
-    }
-
-
-@pytest.mark.parametrize("name", ["fixed", "heap", "eagle2", "automaton"])
-def test_outputs_are_greedy_and_calls_are_counted_from_outside(name):
-    model = model_of("trained")
-    prompts = [[5 * n % VOCAB for n in range(38)], [40, 2, 7]]  # the first output repeats
-    drafter = drafters()[name]
-    for prompt in [prompts[1], *prompts]:  # a drafter serves one text after the other
-        expected = plain_greedy(model, prompt, 24)
-        with peer_drafters.CallCounter(model.base) as counter:
-            decode(model, prompt, drafter, max_new_tokens=24)  # probes the model with the hook
-            counter.reset()
-            result = decode(model, prompt, drafter, max_new_tokens=24)
-        assert result.token_ids == expected
-        assert counter.calls == result.stats.target_calls
-        assert counter.draft_positions == result.stats.verified_tokens
-        if prompt is prompts[0]:
-            assert counter.calls < 24
-    both = decode(model, prompts, drafter, max_new_tokens=24)
-    assert [one.token_ids for one in both] == [plain_greedy(model, p, 24) for p in prompts]
-
-
 @pytest.fixture
 def target():
     torch.manual_seed(0)
@@ -249,38 +213,6 @@ def test_a_whole_run_of_a_target(target, monkeypatch):
     once = peer_tables.render({"targets": [found | {"quick": True, "rounds": 1}]})
     assert "speed" not in once.split("\n\n")[1]
     assert json.loads(json.dumps(found)) == found
-
-
-def test_native_dflash_is_left_out_with_a_reason(target, tmp_path, monkeypatch):
-    monkeypatch.setattr(peer_lines, "transformers", SimpleNamespace(__version__="4.0"))
-    target.native_drafter = tmp_path
-    lines, skipped = peer_lines.make_transformers_lines(target)
-    assert "dflash" not in [line.name for line in lines]
-    assert "has no DFlash" in skipped["dflash"]
-    empty = {"targets": [{"name": "t", "about": "a", "prompts": 1, "tokens": 1,
-                          "timed_prompts": 1, "rounds": 1, "quick": True,
-                          "transformers": "4.0", "machine": {"versions": {"torch": "3.0"}},
-                          "lines": [], "budgets": [], "skipped": skipped}]}  # fmt: skip
-    text = peer_tables.render(empty)
-    assert "Left out: dflash: transformers" in text
-    assert "too little. transformers 4.0, torch 3.0." in text
-
-
-def test_unknown_targets_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="expected of demo, stories, block"):
-        peer_targets.load_targets(["demos"], tmp_path, tmp_path, peer_targets.QUICK, None)
-    with pytest.raises(FileNotFoundError, match="--data DIR"):
-        peer_targets.load_targets(["stories"], tmp_path, tmp_path, peer_targets.QUICK, None)
-
-
-def test_results_of_other_targets_stay(tmp_path):
-    path = tmp_path / "peers.json"
-    assert bench_peers.read_others(path, ["demo"]) == []
-    path.write_text(json.dumps({"targets": [{"name": "demo"}, {"name": "block"}]}))
-    assert bench_peers.read_others(path, ["demo"]) == [{"name": "block"}]
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="no results of this benchmark"):
-        bench_peers.read_others(path, ["demo"])
 
 
 def test_the_page_has_the_tables_of_the_results():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
-from lattice_bpd.lm import KatzWarning, RaggedIds, count_ngrams
+from lattice_bpd.lm import KatzWarning, RaggedIds, SmoothingWarning, count_ngrams
 
 # a b / a b / a c / b a, with a = 0, b = 1, c = 2; see train_test.cc for the whole arithmetic.
 WORKED = [[0, 1], [0, 1], [0, 2], [1, 0]]
@@ -138,3 +138,19 @@ def test_bad_values_say_what_is_wrong(sequences, options, message):
 def test_tokens_that_are_no_integers_are_a_type_error(sequences):
     with pytest.raises((TypeError, ValueError), match="expected"):
         NGramLM.train(sequences, 2, vocab_size=3)
+
+
+def test_smoothing_by_name():
+    with pytest.warns(SmoothingWarning) as caught:
+        NGramLM.train([[0, 0], [0, 0]], 2, vocab_size=1, smoothing="modified_kneser_ney")
+    assert "order 2 has counts of counts n_1..n_4 = 0, 3, 0, 0" in str(caught[1].message)
+    with pytest.raises(ValueError, match=r'smoothing is "kneser"; expected katz'):
+        NGramLM.train([[0]], 2, vocab_size=1, smoothing="kneser")
+
+
+def test_uniform_share_gives_unseen_tokens_a_probability():
+    lm = NGramLM.train([[0, 1], [0]], 1, vocab_size=4, smoothing="absolute", unseen="uniform")
+    # Counts 0: 2, 1: 1, </s>: 2. n_1 = 1, n_2 = 2, D = 1/5; six events (four ids, </s>, <unk>).
+    share = 3 / 5 / 5 / 6
+    assert np.exp(lm.log_prob(3)) == pytest.approx(share)
+    assert np.exp(lm.log_prob(0)) == pytest.approx((2 - 1 / 5) / 5 + share)
