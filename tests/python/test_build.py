@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from build_runs import HEADS, build, chat_tokenizer, make_folder, write_prompts
 from lattice_bpd import NGramLM
 from lattice_bpd.build import choice as choice_module
 from lattice_bpd.build.build import build_drafter
@@ -22,32 +23,19 @@ from lattice_bpd.models import VocabularyHeads, load_heads
 from lattice_bpd.train.responses.prompts import read_chats
 from lattice_bpd.watcher import SilentWatcher
 from target_models import VOCAB, build_target
-from test_responses import chat_tokenizer
 
 NEW = 12
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    model_folder = tmp_path / "model"
-    build_target("llama").save_pretrained(model_folder)
-    chat_tokenizer().save_pretrained(model_folder)
-    records = [{"prompt": f"Hi w{number} w{number + 7}"} for number in range(10, 50)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, records)))
-    return tmp_path
-
-
-def build(folder: Path, *options: str) -> int:
-    return main([
-        "build", str(folder / "model"), "--prompts", str(folder / "prompts.jsonl"), "-o",
-        str(folder / "out"), "--max-new-tokens", str(NEW), *options,
-    ])  # fmt: skip
+    return make_folder(tmp_path, count=40)
 
 
 def test_build_writes_a_drafter_that_decodes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert build(folder, "--keep-heads", "--epochs", "1") == 0
+    assert build(folder, *HEADS) == 0
     printed = capsys.readouterr().out
     assert "5 of 5 texts equal" in printed
     assert "| heads |" in printed
@@ -107,7 +95,7 @@ def test_a_plan_has_every_stage(folder: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
     job = BuildJob(
-        folder / "out", (str(folder / "prompts.jsonl"),), max_new_tokens=60, heads=True, epochs=4.0
+        folder / "out", (str(folder / "prompts.json"),), max_new_tokens=60, heads=True, epochs=4.0
     )
     plan = make_plan(model, tokenizer, read_chats(job.prompts[0]), job)
     result = build_drafter(model, tokenizer, job, SilentWatcher())
@@ -155,7 +143,7 @@ def test_responses_of_a_log_are_not_generated(folder: Path) -> None:
 
 
 def test_too_few_prompts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "prompts.jsonl").write_text('"Hi"\n"Who?"\n')
+    write_prompts(folder, ["Hi", "Who?"])
     assert build(folder) == 2
     assert "found 2 prompts; expected 3 or more" in capsys.readouterr().err
 

@@ -13,44 +13,18 @@ from typing import Any
 import pytest
 import transformers
 
+from build_runs import HEADS, build, make_folder, stored, write_prompts
 from lattice_bpd.build import build as build_module
 from lattice_bpd.build.bootstrap import Interval
 from lattice_bpd.build.choice import Choice, Step
 from lattice_bpd.build.report import BuildResult, LiveResult, describe_drafter
-from lattice_bpd.cli import main
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.draft.mixture import Gates
-from target_models import build_target
-from test_responses import chat_tokenizer
-
-HEADS = ("--keep-heads", "--epochs", "1")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path, "llama")
-
-
-def make_folder(folder: Path, kind: str, count: int = 30) -> Path:
-    build_target(kind).save_pretrained(folder / "model")
-    chat_tokenizer().save_pretrained(folder / "model")
-    write_prompts(folder, [f"Hi w{n}" for n in range(10, 10 + count)])
-    return folder
-
-
-def write_prompts(folder: Path, prompts: list[str]) -> None:
-    (folder / "prompts.json").write_text(json.dumps(prompts))
-
-
-def build(folder: Path, *options: str) -> int:
-    return main([
-        "build", str(folder / "model"), "--prompts", str(folder / "prompts.json"), "-o",
-        str(folder / "out"), "--max-new-tokens", "12", *options,
-    ])  # fmt: skip
-
-
-def stored(folder: Path) -> list[str]:
-    return (folder / "out" / "responses.jsonl").read_text().splitlines()
+    return make_folder(tmp_path)
 
 
 @pytest.mark.parametrize("stage", ["responses", "states", "heads", "costs", "live"])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from build_runs import build, make_folder, write_prompts
 from lattice_bpd import DraftConfig, FormatError, NGramLM
 from lattice_bpd.build import build as build_module
 from lattice_bpd.build.build import _fingerprint
@@ -25,23 +26,17 @@ from lattice_bpd_llama_cpp import NGramDraftModel
 from lattice_bpd_vllm.files import load_parts
 from lattice_bpd_vllm.options import DrafterOptions
 from target_models import PROMPTS, VOCAB, build_target, plain_generate
-from test_responses import chat_tokenizer
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a drafter needs, moved to another place, with an LM and heads."""
-    source = tmp_path_factory.mktemp("build")
-    build_target("llama").save_pretrained(source / "model")
-    chat_tokenizer().save_pretrained(source / "model")
-    (source / "prompts.json").write_text(json.dumps([f"Hi w{n}" for n in range(20, 60)]))
+    source = make_folder(tmp_path_factory.mktemp("build"))
+    write_prompts(source, [f"Hi w{n}" for n in range(20, 60)])
     with pytest.MonkeyPatch.context() as patched:  # calls of any size take the same time
         flat = dict.fromkeys(range(65), 20.0)
         patched.setattr(build_module, "measure_costs", lambda *_, **__: flat)
-        assert main([
-            "build", str(source / "model"), "--prompts", str(source / "prompts.json"), "-o",
-            str(source / "out"), "--max-new-tokens", "30", "--keep-heads", "--epochs", "2",
-        ]) == 0  # fmt: skip
+        assert build(source, "--max-new-tokens", "30", "--keep-heads", "--epochs", "2") == 0
     folder = tmp_path_factory.mktemp("elsewhere")
     for path in (source / "out").iterdir():
         if path.name in ("drafter.json", "README.md", "ngram.lm") or path.stem == "heads":
@@ -64,9 +59,7 @@ def test_commands_put_models_on_the_gpu(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    build_target("llama").save_pretrained(tmp_path / "model")
-    chat_tokenizer().save_pretrained(tmp_path / "model")
-    (tmp_path / "prompts.json").write_text('["Hi"]')
+    make_folder(tmp_path)
     options = {
         "build": ["--prompts", str(tmp_path / "prompts.json"), "-o", str(tmp_path / "out")],
         "generate": ["--prompt", "Hi"],

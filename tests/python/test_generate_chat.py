@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from build_runs import chat_tokenizer
 from lattice_bpd import decode as decode_package
 from lattice_bpd.cli import main
 from target_models import build_target
-from test_responses import chat_tokenizer
 
 PROMPT = [2, 4, 33, 3]  # <user> Hi w33 <assistant>
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
+from build_runs import chat_tokenizer
 from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
 from lattice_bpd.train.responses import generation
@@ -222,27 +221,6 @@ def test_errors_of_prompts(name: str, text: str, message: str, tmp_path: Path) -
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         read_chats(str(tmp_path / name))
-
-
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
-    "{% endif %}<{{ m.role }}> {{ m.content }} {% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-def chat_tokenizer(template: str | None = TEMPLATE) -> Any:
-    words = ["<unk>", "<|end|>", "<user>", "<assistant>", "Hi", "Who?", "Be", "brief.", "Hello"]
-    words += [f"w{number}" for number in range(len(words), VOCAB)]
-    tokenizer = Tokenizer(
-        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast: Any = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|end|>"
-    )
-    fast.chat_template = template
-    return fast
 
 
 def test_the_chat_template_is_used_where_there_is_one() -> None:

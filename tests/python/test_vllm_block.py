@@ -177,11 +177,6 @@ def test_nothing_stored_is_an_error() -> None:
         BlockLattices(make_drafter(None), 3, VOCAB)([0], [1], [2])
 
 
-def test_another_width_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"width {WIDTH}; those of the target have {WIDTH + 1}"):
-        make_drafter(None).attach(view_of(Target(), WIDTH + 1))
-
-
 def test_what_block_drafters_cannot_do_is_refused() -> None:
     def config_of(stages: int = 1, connector: Any = None) -> Any:
         parallel = SimpleNamespace(pipeline_parallel_size=stages)

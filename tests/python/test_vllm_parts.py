@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig, SelectorConfig
 from lattice_bpd_drafters.medusa import MedusaHeads
 from lattice_bpd_vllm.batch import EngineStep, select_requests
-from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.drafting import LatticeDrafter
 from lattice_bpd_vllm.files import load_parts
 from lattice_bpd_vllm.head_logits import HeadLogits
@@ -340,24 +338,3 @@ def test_block_drafters_are_drafters(folder: Path, tmp_path_factory: Any) -> Non
     assert isinstance(parts.heads, BlockDrafter)
     assert (parts.heads.num_slots, parts.vocab_size, parts.draft) == (4, 12, "chain")
     assert len(parts.lms) == 1
-
-
-def test_the_log_line_has_the_counts() -> None:
-    counters = DraftCounters(
-        steps=4, target_calls=8, tokens=20, drafts=6, draft_tokens=30, verified_tokens=24,
-        accepted_tokens=12, seconds=0.002,
-    )  # fmt: skip
-    assert counters.describe() == (
-        "lattice-bpd: 6 drafts of 30 tokens, 24 verified, 12 accepted (50.0%), 2.50 tokens per "
-        "call of the target, 0.50 ms per step in 4 steps"
-    )
-    counters.failures = 1
-    assert counters.describe().endswith("in 4 steps, 1 steps failed")
-
-
-def test_read_me_and_page_install_alike() -> None:
-    root = Path(__file__).resolve().parents[2]
-    pages = [root / "integrations" / "vllm" / "README.md", root / "docs" / "serve.md"]
-    first, second = (re.findall(r"^ *(pip install .*)$", p.read_text(), re.M) for p in pages)
-    assert first == second[: len(first)]  # the page has other engines too
-    assert len(first) == 2

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import replace
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -39,11 +40,13 @@ __all__ = ["vllm"]  # a fixture
 
 
 def make_proposer(
-    monkeypatch: pytest.MonkeyPatch, draft: str = "argmax", vocab_size: int = VOCAB, **options: Any
-) -> LatticeProposer:
-    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), draft, vocab_size)
+    monkeypatch: pytest.MonkeyPatch, draft: str = "argmax", vocab_size: int | None = VOCAB,
+    heads: Any = ..., config: Any = None, **options: Any,
+) -> LatticeProposer:  # fmt: skip
+    heads = PerfectHeads() if heads is ... else heads
+    parts = DrafterParts(heads, (), DraftConfig(top_k=4), draft, vocab_size)
     monkeypatch.setattr(module, "load_parts", lambda _: parts)
-    proposer = LatticeProposer(config_of(log_seconds=0, **options))
+    proposer = LatticeProposer(config or config_of(log_seconds=0, **options))
     proposer.load_model(Target())
     return proposer
 
@@ -165,15 +168,6 @@ def test_check_raises(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         runner.step()
 
 
-def test_nan_logits_are_a_failure(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer = make_proposer(monkeypatch, "chain")
-    runner = vllm.runner(proposer, [Request([1, 2])])
-    nan = torch.full((1, 4, VOCAB), torch.nan)
-    monkeypatch.setattr(proposer._drafter.source, "read", lambda *_: nan)
-    runner.step()
-    assert proposer.counters.failures == 1
-
-
 def test_invalid_logits_cost_the_drafts_of_their_request(
     vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -253,81 +247,51 @@ def test_errors_are_raised_where_other_ranks_would_wait(
 ) -> None:
     config = config_of(log_seconds=0)
     config.parallel_config.tensor_parallel_size = size
-    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), "argmax", VOCAB)
-    monkeypatch.setattr(module, "load_parts", lambda _: parts)
-    proposer = LatticeProposer(config)
-    proposer.load_model(Target())
+    proposer = make_proposer(monkeypatch, config=config)
     runner = vllm.runner(proposer, [Request([1, 2])])
-
-    def fail(*_: Any) -> None:
-        raise MemoryError("on this rank")
-
-    monkeypatch.setattr(proposer._drafter.source, "read", fail)
-    if size == 1:
+    read = MagicMock(side_effect=MemoryError("on this rank"))
+    monkeypatch.setattr(proposer._drafter.source, "read", read)
+    with nullcontext() if size == 1 else pytest.raises(MemoryError, match="on this rank"):
         runner.step()
-    else:
-        with pytest.raises(MemoryError, match="on this rank"):
-            runner.step()
 
 
 # Sampling
-def test_sampled_batches_of_the_broken_build_are_not_drafted(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    vllm.rejection_sampler.expand_batch_to_tokens = expand_broken
-    proposer = make_proposer(monkeypatch)
-    requests = [Request([1, 2]), Request([3, 4])]
-    runner = vllm.runner(proposer, requests)
-    runner.all_greedy = False
-    runner.step()
-    runner.step()
-    assert [one.drafts for one in requests] == [[], []]
-    assert caplog.text.count("batches that sample are not drafted") == 1
-    runner.all_greedy = True
-    runner.step()
-    assert all(one.drafts for one in requests)
-    ends = torch.tensor([2, 3, 6])
-    repaired = vllm.rejection_sampler.expand_batch_to_tokens(
-        torch.tensor([0.5, 0.0, 2.0]), ends, 6, replace_from=0, replace_to=1
-    )
-    assert repaired.tolist() == [0.5, 0.5, 1.0, 2.0, 2.0, 2.0]
-
-
 def expand_renamed(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-@pytest.mark.parametrize("function", [None, expand_renamed])
-def test_sampled_batches_of_an_unknown_build_are_not_drafted(
+@pytest.mark.parametrize("function", ["correct", expand_broken, None, expand_renamed])
+def test_batches_that_sample_are_drafted_where_the_build_is_right(
     function: Any, vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A later release whose function has another name or other parameters is left as it is."""
+    sampler = vllm.rejection_sampler
     if function is None:
-        del vllm.rejection_sampler.expand_batch_to_tokens
-    else:
-        vllm.rejection_sampler.expand_batch_to_tokens = function
-    proposer = make_proposer(monkeypatch)
-    requests = [Request([1, 2])]
-    runner = vllm.runner(proposer, requests)
+        del sampler.expand_batch_to_tokens
+    elif function != "correct":
+        sampler.expand_batch_to_tokens = function
+    before = getattr(sampler, "expand_batch_to_tokens", None)
+    requests = [Request([1, 2]), Request([3, 4])]
+    runner = vllm.runner(make_proposer(monkeypatch), requests)
     runner.all_greedy = False
     runner.step()
-    assert requests[0].drafts == []
-    assert "is unknown, since it has no expand_batch_to_tokens" in caplog.text
-    assert "incorrectly" not in caplog.text
-    assert getattr(vllm.rejection_sampler, "expand_batch_to_tokens", None) is function
-
-
-def test_sampled_batches_of_a_correct_build_are_drafted(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = vllm.rejection_sampler.expand_batch_to_tokens
-    proposer = make_proposer(monkeypatch)
-    requests = [Request([1, 2])]
-    runner = vllm.runner(proposer, requests)
-    runner.all_greedy = False
     runner.step()
-    assert len(requests[0].drafts) == SLOTS
-    assert vllm.rejection_sampler.expand_batch_to_tokens is original
+    assert [bool(one.drafts) for one in requests] == [function == "correct"] * 2
+    is_unknown = "is unknown, since it has no expand_batch_to_tokens" in caplog.text
+    assert is_unknown == (function in (None, expand_renamed))
+    assert ("incorrectly" in caplog.text) == (function is expand_broken)
+    told = caplog.text.count("batches that sample are not drafted")
+    if function is not expand_broken:
+        assert getattr(sampler, "expand_batch_to_tokens", None) is before
+        return
+    assert told == 1
+    runner.all_greedy = True
+    runner.step()
+    assert all(one.drafts for one in requests)
+    repaired = sampler.expand_batch_to_tokens(
+        torch.tensor([0.5, 0.0, 2.0]), torch.tensor([2, 3, 6]), 6, replace_from=0, replace_to=1
+    )
+    assert repaired.tolist() == [0.5, 0.5, 1.0, 2.0, 2.0, 2.0]
 
 
 # Start-up
@@ -363,58 +327,23 @@ def test_versions(vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
         observe_steps(type("Runner", (), {}), "0.41.0")
 
 
-def test_another_vocabulary_is_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ValueError, match="logits have 16 columns, drafter and LM a vocabulary of 20"
-    ):
-        make_proposer(monkeypatch, vocab_size=20)
-
-
-def test_heads_with_more_tokens_than_the_target_are_refused(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Heads with logits of their own, whose size nothing else says."""
-    heads = MedusaHeads(VOCAB * (SLOTS + 1), VOCAB + 3, SLOTS)
-    parts = DrafterParts(heads, (), DraftConfig(top_k=4), "argmax", None)
-    monkeypatch.setattr(module, "load_parts", lambda _: parts)
-    proposer = LatticeProposer(config_of())
-    with pytest.raises(ValueError, match="logits have 16 columns, the heads a vocabulary of 19"):
-        proposer.load_model(Target())
-
-
-def test_the_logits_decide_and_not_the_configuration(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of()
-    config.model_config.get_vocab_size = lambda: VOCAB + 8
-    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), "argmax", VOCAB + 8)
-    monkeypatch.setattr(module, "load_parts", lambda _: parts)
-    with pytest.raises(ValueError, match="16 columns, drafter and LM a vocabulary of 24"):
-        LatticeProposer(config).load_model(Target())
-
-
-def test_adapters_are_refused_with_heads(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of()
-    config.lora_config = object()
-    parts = DrafterParts(PerfectHeads(), (), DraftConfig(top_k=4), "mixture", VOCAB)
-    monkeypatch.setattr(module, "load_parts", lambda _: parts)
-    with pytest.raises(ValueError, match="LoRA is enabled, and there are draft heads"):
-        LatticeProposer(config).load_model(Target())
-    monkeypatch.setattr(module, "load_parts", lambda _: replace(parts, heads=None))
-    LatticeProposer(config).load_model(Target())
-
-
-def test_heads_of_another_width_are_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PerfectHeads, "hidden_size", 99, raising=False)
-    with pytest.raises(ValueError, match=r"hidden states of width 99, the target's have 80"):
-        make_proposer(monkeypatch)
-
-
-def test_missing_options_are_named(vllm: Any) -> None:
-    config = config_of()
-    config.additional_config = {}
-    with pytest.raises(TypeError, match="options are None; expected an object"):
-        LatticeProposer(config)
+def test_what_does_not_fit_is_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    padded, adapted, wide = config_of(), config_of(), PerfectHeads()
+    padded.model_config.get_vocab_size = lambda: VOCAB + 8
+    adapted.lora_config = object()
+    wide.hidden_size = 99
+    more = MedusaHeads(VOCAB * (SLOTS + 1), VOCAB + 3, SLOTS)  # with logits of their own
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"vocab_size": 20}, "logits have 16 columns, drafter and LM a vocabulary of 20"),
+        ({"vocab_size": 24, "config": padded}, "16 columns, drafter and LM a vocabulary of 24"),
+        ({"vocab_size": None, "heads": more}, "16 columns, the heads a vocabulary of 19"),
+        ({"heads": wide}, "hidden states of width 99, the target's have 80"),
+        ({"draft": "mixture", "config": adapted}, "LoRA is enabled, and there are draft heads"),
+    ]
+    for given, message in cases:
+        with pytest.raises(ValueError, match=message):
+            make_proposer(monkeypatch, **given)
+    make_proposer(monkeypatch, "mixture", heads=None, config=adapted)
 
 
 def test_counts_are_logged(
@@ -428,41 +357,32 @@ def test_counts_are_logged(
         runner.step()
     assert "2 drafts of 8 tokens, 0 verified" in caplog.text
     assert "4 drafts of 16 tokens, 8 verified, 8 accepted (100.0%), 3.00 tokens" in caplog.text
+    proposer.counters.failures = 1
+    assert re.search(r"ms per step in 2 steps, 1 steps failed$", proposer.counters.describe())
 
 
+@pytest.mark.parametrize("is_good", [True, False])
 def test_a_drafter_that_does_not_pay_is_told_once(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_good: bool, vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Heads of another model, whose drafts are never accepted, and whose time is all of a step."""
-    for name, value in {"_JUDGED_TOKENS": 20, "_JUDGED_STEPS": 4}.items():
-        monkeypatch.setattr(counters, name, value)
-    monkeypatch.setattr(step_drafter, "_ADVICE_STEPS", 1)
-    right = PerfectHeads.forward
-    monkeypatch.setattr(PerfectHeads, "forward", lambda *a: right(*a).roll(1, dims=-1))
-    with caplog.at_level(logging.INFO, "vllm.lattice_bpd"):
-        proposer = make_proposer(monkeypatch)
-        object.__setattr__(proposer.options, "log_seconds", 60.0)
-        runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 4])])
-        for _ in range(12):
-            runner.step()
-    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == 2
-    assert re.search(r"0\.0% of \d+ draft tokens were accepted; expected 10%", warned[0])
-    assert re.search(r"drafting takes \d+% of a step", warned[1])
-
-
-def test_good_drafts_give_no_warning(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     monkeypatch.setattr(counters, "_JUDGED_TOKENS", 20)
     monkeypatch.setattr(step_drafter, "_ADVICE_STEPS", 1)
+    if not is_good:
+        monkeypatch.setattr(counters, "_JUDGED_STEPS", 4)
+        right = PerfectHeads.forward
+        monkeypatch.setattr(PerfectHeads, "forward", lambda *a: right(*a).roll(1, dims=-1))
     proposer = make_proposer(monkeypatch)
     object.__setattr__(proposer.options, "log_seconds", 60.0)
-    runner = vllm.runner(proposer, [Request([1, 2])])
-    for _ in range(10):
+    runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 4])])
+    for _ in range(12):
         runner.step()
-    assert proposer.counters.accepted_tokens > 10
-    assert "WARNING" not in [record.levelname for record in caplog.records]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == (0 if is_good else 2)
+    assert (proposer.counters.accepted_tokens > 10) == is_good
+    if warned:
+        assert re.search(r"0\.0% of \d+ draft tokens were accepted; expected 10%", warned[0])
+        assert re.search(r"drafting takes \d+% of a step", warned[1])
 
 
 @pytest.mark.parametrize("own", [0.0005, 0.002])

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import subprocess
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,33 +168,8 @@ def test_another_engine_is_one_file(draft: str, rng: np.random.Generator) -> Non
     assert drafter.steps.counters.failures == 0
 
 
-def test_the_engine_s_draft_length_is_obeyed() -> None:
-    drafter, request = make_drafter("chain"), Request(0, [1, 2], 20, 2)
-    for length in (SLOTS, 2, 0):
-        drafter.prepare_draft_tokens(SimpleNamespace(generation_requests=[request]))
-        run_target([request], drafter)
-        drafter.max_total_draft_tokens = length
-        drafter.prepare_draft_tokens(SimpleNamespace(generation_requests=[request]))
-        assert len(request.py_draft_tokens) == length
-        run_target([request], drafter)
-
-
 def len_at_end(request: Request) -> int:
     return request.py_orig_prompt_len + request.py_max_new_tokens
-
-
-def test_a_failure_costs_drafts_only_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = make_drafter("chain")
-    request = Request(0, [1, 2], 20, 2)
-    batch = SimpleNamespace(generation_requests=[request])
-    for _ in range(2):
-        drafter.prepare_draft_tokens(batch)
-        run_target([request], drafter)
-    assert request.py_num_accepted_draft_tokens == SLOTS
-    drafter._hidden = torch.empty(0)  # the hook was not called
-    drafter.prepare_draft_tokens(batch)
-    assert request.py_draft_tokens == []
-    assert drafter.steps.counters.failures == 1
 
 
 def test_modules_need_neither_vllm_nor_its_runner() -> None:
@@ -211,13 +184,3 @@ def test_modules_need_neither_vllm_nor_its_runner() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )  # fmt: skip
     assert result.stdout.strip() == str([f"lattice_bpd_vllm.{name}" for name in ENGINE_FREE])
-
-
-def test_the_page_has_all_modules() -> None:
-    root = Path(__file__).resolve().parents[2]
-    page = (root / "integrations" / "README.md").read_text()
-    package = root / "integrations" / "vllm" / "lattice_bpd_vllm"
-    for path in package.glob("[!_]*.py"):
-        row = re.search(rf"^\| .*`{path.stem}`.* \|(.*)\|(.*)\|$", page, re.MULTILINE)
-        assert row is not None, f"{path.stem} is not in the table of integrations/README.md"
-        assert (path.stem in ENGINE_FREE) == (row[2].strip() != "vLLM")
