@@ -26,7 +26,7 @@ _COLD = 8  # of these, which are not counted
 _SLOT_TRIAL = 64  # steps between trials with slots where these do not pay, or without
 _RATE = 0.2  # weight of a new gain
 _BUCKETS, _PRIOR, _KEEP = 12, 4.0, 0.995  # of probabilities: number, tokens, weight of the past
-_LEAST_GAIN = 0.05  # in tokens per second: nothing is drafted for what errors of estimates hide
+_LEAST_GAIN = 0.05  # of the mean speed: nothing is drafted for what errors of estimates hide
 _FORGET = 0.98  # of the longest draft, for each step: twice as long ones are searched
 
 
@@ -35,8 +35,9 @@ class DraftLengths:
 
     An engine's step reads the draft tokens of all requests in one forward pass without padding, so
     its time depends on their sum, and measurements are kept by that sum and the number of requests.
-    Since expected tokens are a sum too, the most probable draft tokens of all requests are drafted:
-    as many as maximize (requests + sum of probabilities) / time.
+    The draft of one request slows the others down, so what is maximized is the geometric mean of
+    the requests' speeds: (product of 1 + sum of a draft's probabilities)^(1 / requests) / time. The
+    draft tokens that multiply it most are verified, as many as pay.
 
     Args:
         num_tokens: draft tokens that the engine verifies at most for a request.
@@ -115,17 +116,19 @@ class DraftLengths:
             with_slots: whether they were drafted with slots.
         """
         batch = self._batch(count)
-        flat = np.concatenate([*probs, np.empty(0)])
+        flat = np.concatenate([*(np.log1p(one.cumsum()) for one in probs), np.empty(0)])
+        owners = np.repeat(np.arange(len(probs)), [len(one) for one in probs])
+        flat[1:] -= np.where(owners[1:] == owners[:-1], flat[:-1], 0.0)  # what each token adds
         most = min(len(flat), max(2 * batch.largest, batch.unit))
         # Stable, so that a prefix precedes what extends it.
         order = np.argsort(-flat, kind="stable")[:most]
-        expected = np.full(most + 1, float(count))
-        expected[1:] += flat[order].cumsum()
+        expected = np.ones(most + 1)
+        expected[1:] = np.exp(flat[order].cumsum() / count)
         units = batch.units[: most + 1]
         times = batch.costs.times(int(units[-1]))
         rates = expected / (times[units] + own_seconds)
         size = int(rates.argmax())
-        batch.add_gain(float(rates[size] * times[0] / count), with_slots=with_slots)
+        batch.add_gain(float(rates[size] * times[0]), with_slots=with_slots)
         measured = batch.costs.next_to_measure()
         gain = float(rates[size] / rates[0]) - 1.0
         if gain < _LEAST_GAIN:
@@ -146,7 +149,6 @@ class DraftLengths:
             batch.pause = min(steps, _LONGEST_PAUSE)
         lengths = [0] * len(probs)
         if size:
-            owners = np.repeat(np.arange(len(probs)), [len(one) for one in probs])
             lengths = np.bincount(owners[order[:size]], minlength=len(probs)).tolist()
         batch.longest = max(_FORGET * batch.longest, *lengths, 1.0)
         return lengths
@@ -179,7 +181,10 @@ class DraftLengths:
         rounded = -(-count // grain) * grain
         if rounded not in self._batches:
             unit = -(-2 * rounded * self._num_tokens // SIZES[-1])
-            self._batches[rounded] = _Batch(unit, self._num_tokens)
+            batch = _Batch(unit, self._num_tokens)
+            if rounded > 1 and self._batches:  # times of one request are those of `describe_costs`
+                batch.start_from(self._batches[min(self._batches, key=lambda n: abs(n - rounded))])
+            self._batches[rounded] = batch
         return self._batches[rounded]
 
 
@@ -284,16 +289,28 @@ class _Batch:
         self.units = 2 * ROUNDED_UP[-(-np.arange(unit * SIZES[-1] // 2 + 1) // unit)]
         self.gains: dict[bool, float] = {}
 
+    def start_from(self, other: _Batch) -> None:
+        """Assume what is known of another number of requests, as one measurement of each size."""
+        for units, seconds in other.costs.measured().items():
+            units = self._units_of(units // 2 * other.unit)
+            if units <= SIZES[-1]:
+                self.costs.add(units, seconds)
+        self.largest, self.longest = other.largest, other.longest
+        self.searches, self.gains = other.searches, dict(other.gains)
+
     def add_step(self, size: int, seconds: float) -> None:
         """Add the time of a step with so many draft tokens."""
         self.undrafted = 0 if size else self.undrafted + 1
         self.drafted = self.drafted + 1 if size else 0
         self.largest = max(self.largest, size)
-        units = -(-size // self.unit) * 2
+        units = self._units_of(size)
         if size and self.is_retry and seconds < _WRONG * self.costs.times(units)[units]:
             self.costs = CallCosts()
         self.is_retry = False
         self.costs.add(units, seconds)
+
+    def _units_of(self, size: int) -> int:
+        return -(-size // self.unit) * 2
 
     def add_gain(self, gain: float, *, with_slots: bool) -> None:
         """Add a step's gain to the moving average, but for the first steps, which are slower."""
