@@ -1,13 +1,17 @@
-"""Tiny block drafters for tests, and a reference that computes their states by plain loops."""
+"""Tiny block drafters, a reference that computes their states by plain loops, changed files."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from blockwise_models import VOCAB, build_base
 from lattice_bpd_drafters.block_drafter import BlockDrafter
@@ -134,3 +138,28 @@ def heads_of(row: np.ndarray, norm: np.ndarray, position: int, config: Any) -> l
             rotated[i + half] = second * math.cos(angle) + first * math.sin(angle)
         found.append(rotated)
     return found
+
+
+def edit(
+    folder: Path, changes: dict[str, Any], tensors: Callable[[Any], Any] | None = None
+) -> None:
+    """Change config.json and the tensors of a checkpoint.
+
+    A dotted name is an option of a nested object, None removes one. `tensors` changes the dict of
+    tensors, or returns another one.
+    """
+    content = json.loads((folder / "config.json").read_text())
+    for name, value in changes.items():
+        *outer, last = name.split(".")
+        inner = content
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner.pop(last, None)
+        if value is not None:
+            inner[last] = value
+    (folder / "config.json").write_text(json.dumps(content))
+    if tensors is not None:
+        stored = load_file(folder / "model.safetensors")
+        changed = tensors(stored)
+        stored = changed if isinstance(changed, dict) else stored
+        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})

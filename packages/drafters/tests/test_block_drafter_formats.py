@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 from safetensors.torch import load_file, save_file
 
+from block_drafters import edit
 from blockwise_models import model_of
 from lattice_bpd import FormatError
 from lattice_bpd_drafters import format_muse_glimmer as muse_glimmer
@@ -132,28 +132,6 @@ def test_state_dict_has_the_names_and_shapes_that_files_are_checked_against():
         drafter = random_drafter(**changes)
         shapes = {name: tuple(value.shape) for name, value in drafter.state_dict().items()}
         assert shapes == tensor_shapes(drafter.config)
-
-
-def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    """Change the tensors of a checkpoint."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def edit(folder: Path, changes: dict[str, Any]) -> None:
-    """Change config.json; a dotted name is an option of a nested object, None removes it."""
-    content = json.loads((folder / "config.json").read_text())
-    for name, value in changes.items():
-        place = content
-        *outer, last = name.split(".")
-        for key in outer:
-            place = place.setdefault(key, {})
-        if value is None:
-            place.pop(last, None)
-        else:
-            place[last] = value
-    (folder / "config.json").write_text(json.dumps(content))
 
 
 def test_the_prefix_model_and_shards_are_read(target, tmp_path):
@@ -323,35 +301,36 @@ BAD_CONFIGS = [
     ("muse-glimmer", {"rope_parameters.rope_type": "yarn"}, "rope_type is 'yarn'"),
     ("muse-glimmer", {"dflash_config": {"causal": True}}, "unknown options dflash_config"),
     ("muse-glimmer", {"block_size": "16"}, "block_size is '16'"),
+    # other kinds of drafters
+    (
+        "z-lab",
+        {"architectures": ["DCOCODraftModel"]},
+        "is a DCOCO drafter .*not been published",
+    ),
+    ("z-lab", {"architectures": ["DFlash2DraftModel"]}, "dflash_config.selector_rank is None"),
+    (
+        "z-lab",
+        {"architectures": ["LiLiCorrDraftModel"]},
+        "dflash_config.lilicorr_hidden_size is None",
+    ),
+    ("z-lab", {"architectures": ["Qwen3DSparkModel"]}, "mask_token_id is None"),
+    ("z-lab", {"dflash_config.projector_type": "dspark"}, "dflash_config.markov_rank is None"),
+    ("z-lab", {"markov_rank": 256}, "unknown options markov_rank"),
+    ("z-lab", {"dflash_config.projector_type": "domino"}, "is a Domino drafter .*whole prefixes"),
+    ("z-lab", {"architectures": ["Qwen3XPressModel"]}, "is a xPress drafter .*whole draft"),
+    ("z-lab", {"dflash_config.selector_rank": 8}, "dflash_config.selector_top_k is None"),
+    (
+        "z-lab",
+        {"architectures": ["LlamaForCausalLM"]},
+        r"has architectures \['LlamaFor",
+    ),
+    ("z-lab", {"architectures": None, "model_type": None}, "has no architectures; expected DFlash"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "changes", "message"), BAD_CONFIGS)
 def test_configs_that_do_not_fit(kind, changes, message, tmp_path):
     random_drafter().save_pretrained(tmp_path, format=kind)
-    edit(tmp_path, changes)
-    with pytest.raises(FormatError, match=message):
-        BlockDrafter.from_pretrained(tmp_path)
-
-
-UNSUPPORTED = [
-    ({"architectures": ["DCOCODraftModel"]}, "is a DCOCO drafter .*has not been published"),
-    ({"architectures": ["DFlash2DraftModel"]}, "dflash_config.selector_rank is None"),
-    ({"architectures": ["LiLiCorrDraftModel"]}, "dflash_config.lilicorr_hidden_size is None"),
-    ({"architectures": ["Qwen3DSparkModel"]}, "mask_token_id is None"),
-    ({"dflash_config.projector_type": "dspark"}, "dflash_config.markov_rank is None"),
-    ({"markov_rank": 256}, "unknown options markov_rank"),
-    ({"dflash_config.projector_type": "domino"}, "is a Domino drafter .*whole prefixes"),
-    ({"architectures": ["Qwen3XPressModel"]}, "is a xPress drafter .*whole draft"),
-    ({"dflash_config.selector_rank": 8}, "dflash_config.selector_top_k is None"),
-    ({"architectures": ["LlamaForCausalLM"]}, r"has architectures \['LlamaForCausalLM'\], model_"),
-    ({"architectures": None, "model_type": None}, "has no architectures; expected DFlash"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), UNSUPPORTED)
-def test_other_kinds_of_drafters_are_named(changes, message, tmp_path):
-    random_drafter().save_pretrained(tmp_path)
     edit(tmp_path, changes)
     with pytest.raises(FormatError, match=message):
         BlockDrafter.from_pretrained(tmp_path)
@@ -401,20 +380,20 @@ BAD_TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
 def test_tensors_that_do_not_fit(name, tmp_path):
     change, message = BAD_TENSORS[name]
     random_drafter().save_pretrained(tmp_path)
-    rewrite(tmp_path, change)
+    edit(tmp_path, {}, change)
     with pytest.raises(FormatError, match=message):
         BlockDrafter.from_pretrained(tmp_path)
 
 
 def test_a_draft_vocabulary_outside_of_the_targets(tmp_path):
     random_drafter(**OWN, draft_vocab_size=11).save_pretrained(tmp_path)
-    rewrite(tmp_path, lambda ts: ts["d2t"].add_(30))
+    edit(tmp_path, {}, lambda ts: ts["d2t"].add_(30))
     with pytest.raises(FormatError, match=r"d2t leads to target ids 31\.\.51; expected 0\.\.39"):
         BlockDrafter.from_pretrained(tmp_path)
-    rewrite(tmp_path, lambda ts: ts.update(d2t=ts["d2t"].float()))
+    edit(tmp_path, {}, lambda ts: ts.update(d2t=ts["d2t"].float()))
     with pytest.raises(FormatError, match=r"d2t holds torch\.float32; expected integers"):
         BlockDrafter.from_pretrained(tmp_path)
-    rewrite(tmp_path, lambda ts: ts.pop("d2t"))
+    edit(tmp_path, {}, lambda ts: ts.pop("d2t"))
     with pytest.raises(FormatError, match="lacks d2t"):
         BlockDrafter.from_pretrained(tmp_path)
 
@@ -423,7 +402,7 @@ def test_a_full_draft_vocabulary_needs_no_table(target, tmp_path):
     vocab = target.config.vocab_size
     saved = random_drafter(vocab_size=vocab, **OWN)
     saved.save_pretrained(tmp_path, format="speculators")
-    rewrite(tmp_path, lambda ts: ts.update(
+    edit(tmp_path, {}, lambda ts: ts.update(
         d2t=torch.zeros(vocab, dtype=torch.int64), t2d=torch.ones(vocab, dtype=torch.bool)
     ))  # fmt: skip
     loaded = BlockDrafter.from_pretrained(tmp_path)

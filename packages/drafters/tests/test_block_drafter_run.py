@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,16 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-
-from blockwise_models import VOCAB
 from heads_training import (
-    Child,
-    checkpoint_step,
+    check_resumed,
+    check_two_processes,
     read_losses,
     read_weights,
-    start_two,
     write_base,
     write_text,
 )
+
+from blockwise_models import VOCAB
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseLM
@@ -50,28 +47,10 @@ def make_job(folder: Path, **options: Any) -> BlockJob:
     return BlockJob(folder / "target", folder / "out", [str(write_text(folder))], **fields)
 
 
-def killed_at_step_7():
-    return lambda steps: os.kill(os.getpid(), signal.SIGKILL) if steps == 7 else None
-
-
-def interrupted_at_step_6():
-    return lambda steps: signal.raise_signal(signal.SIGINT) if steps == 6 else None
-
-
 def test_a_killed_training_ends_with_the_same_bits(tmp_path):
-    job = make_job(tmp_path)
-    plain = run_block_job(dataclasses.replace(job, output=tmp_path / "plain"))
-    assert Child(job, killed_at_step_7, tmp_path / "words").wait()[0] == -signal.SIGKILL
-    assert checkpoint_step(tmp_path / "out") == 4
-    assert Child(job, interrupted_at_step_6, tmp_path / "words").wait()[0] == 130  # at step 10
-    resumed = run_block_job(dataclasses.replace(job, resume=True))
-    weights, expected = read_weights(tmp_path / "out"), read_weights(tmp_path / "plain")
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
-    assert read_losses(tmp_path / "out") == read_losses(tmp_path / "plain")
+    plain, resumed = check_resumed(make_job(tmp_path), run_block_job, tmp_path)
     assert resumed.losses == plain.losses
     assert resumed.block_efficiency == plain.block_efficiency
-    assert not (tmp_path / "out/training").exists()
 
 
 def test_the_result_is_a_model_folder(tmp_path, capsys):
@@ -116,13 +95,7 @@ def test_the_result_is_a_model_folder(tmp_path, capsys):
 
 def test_two_processes_train_as_one(tmp_path):
     job = make_job(tmp_path, options=dataclasses.replace(TRAIN, steps=4, validate_every=0))
-    run_block_job(dataclasses.replace(job, output=tmp_path / "plain"))
-    for child in start_two(job, tmp_path):
-        status, words = child.wait()
-        assert status == 0, words
-    weights, expected = read_weights(tmp_path / "out"), read_weights(tmp_path / "plain")
-    for name, weight in weights.items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-4)
+    check_two_processes(job, run_block_job, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -116,14 +116,6 @@ def test_gradients_are_those_of_the_loss_in_one_piece(variant, distillation, mon
         torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_distillation_learns_the_targets_distribution():
-    target = trained_model().base
-    options = dataclasses.replace(SHORT, distillation=1.0)
-    drafter = train_block_drafter(target, greedy_rows()[8:], CONFIG, options)
-    held = make_texts(greedy_rows()[:8], PROMPT - 1, "test")
-    assert measure_drafter(drafter, target, held, 30).block_efficiency > 3.0
-
-
 def test_samples_cover_texts_of_all_lengths():
     lengths = [9, 40, 14]
     rows = [np.arange(length) + 100 * text for text, length in enumerate(lengths)]
@@ -164,12 +156,17 @@ def test_training_is_reproducible_and_leaves_the_target_alone():
     assert not one.training
 
 
-def test_bf16_trains():
-    options = dataclasses.replace(SHORT, precision="bf16", steps=30)
-    drafter = train_block_drafter(trained_model().base, greedy_rows()[8:], CONFIG, options)
-    assert {weight.dtype for weight in drafter.parameters()} == {torch.float32}
-    held = make_texts(greedy_rows()[:8], PROMPT - 1, "test")
-    assert measure_drafter(drafter, trained_model().base, held, 30).block_efficiency > 1.5
+def test_bf16_trains_almost_as_fp32():
+    exact, found = (
+        train_block_drafter(
+            trained_model().base, greedy_rows()[8:16], CONFIG,
+            dataclasses.replace(SHORT, precision=precision, steps=3),
+        ).state_dict()
+        for precision in ("fp32", "bf16")
+    )  # fmt: skip
+    assert {weight.dtype for weight in found.values()} == {torch.float32}
+    errors = [float((found[name] - weight).abs().mean()) for name, weight in exact.items()]
+    assert 0.0 < max(errors) < 0.02
 
 
 def test_large_gradients_are_clipped():

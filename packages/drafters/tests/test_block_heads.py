@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,21 @@ import pytest
 import torch
 import transformers
 
+from blockwise_models import build_base
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import CustomGenerate, DecodeState, DraftingModel, generate
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd.verify import Rejection, Sampled
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_drafters.heads import BlockDrafterHeads
-from lattice_bpd_kim2024.evaluate import Recording
-from lattice_bpd_kim2024.record.files import read_record
-from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
-from lattice_bpd_kim2024.replay.positions import Rescorers
-from lattice_bpd_kim2024.replay.strategies import STRATEGIES
+from lattice_bpd_drafters.parallel import PardDrafter
+from parallel_drafters import build_p_eagle, tiny_target
 from target_models import COUNT, PROMPTS, VOCAB, build_target, plain_generate
+from transition_drafters import build
 
 LLAMA = {
     "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4,
@@ -85,33 +86,62 @@ def test_output_is_that_of_generate(strategy: str, count: int) -> None:
         assert sum(sum(result.stats.accept_lengths) for result in results) > 0
 
 
+def scaled_llama() -> Any:
+    torch.manual_seed(0)
+    base = build_base("llama").eval()
+    with torch.no_grad():
+        base.get_input_embeddings().weight.mul_(20)  # type: ignore[operator]
+    return base
+
+
+IN_LOOP: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "fill in": (target, drafter),
+    "next token": (target, lambda: drafter(next_token_layout=True, causal=True)),
+    **{n: (scaled_llama, partial(build, n)) for n in ("dflash2", "dspark_gated", "lilicorr")},
+    "pard": (tiny_target, lambda: PardDrafter(tiny_target(), mask_token_id=63, num_slots=4)),
+    "p_eagle": (tiny_target, build_p_eagle),
+}
+
+
 @pytest.mark.parametrize("layout", ["tree", "rows"])
-@pytest.mark.parametrize("options", [{}, {"next_token_layout": True, "causal": True}])
-def test_drafts_are_those_of_one_pass_over_the_text(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], layout: str
+@pytest.mark.parametrize("name", IN_LOOP)
+def test_slots_in_the_loop_are_those_of_the_whole_text(
+    monkeypatch: pytest.MonkeyPatch, name: str, layout: str
 ) -> None:
-    """Logits at every step against `train_states` on features of one plain forward."""
-    seen: list[tuple[list[int], torch.Tensor]] = []
+    """Caches that grow, are joined and lose sequences, against one reading of the whole text."""
+    model, made = (make() for make in IN_LOOP[name])
+    vocab = model.config.vocab_size
+    prompts = [[token % (vocab - 1) for token in prompt] for prompt in PROMPTS]
+    expected = [plain_generate(model, prompt) for prompt in prompts]
+    texts = [np.array(prompt + new) for prompt, new in zip(prompts, expected, strict=True)]
+    lm = NGramLM.train(texts * 3, 3, vocab_size=vocab, smoothing="witten_bell")
+    seen: list[tuple[list[int], int, Any]] = []
     read = BlockDrafterHeads.read_states
 
-    def watch(self: BlockDrafterHeads, states: Any) -> torch.Tensor:
-        logits = read(self, states)
-        rows = zip(states, logits, strict=True)
-        seen.extend((list(state.tokens), row) for state, row in rows)
-        return logits
+    def watch(self: BlockDrafterHeads, states: Any) -> Any:
+        found = read(self, states)
+        seen.extend((list(state.tokens), row, found) for row, state in enumerate(states))
+        return found
 
     monkeypatch.setattr(BlockDrafterHeads, "read_states", watch)
-    made = drafter(**options)
-    generate(target(), PROMPTS, "tree", heads=made, lm=lm(), max_new_tokens=COUNT, layout=layout)
-    assert len(seen) > 3 * 8
-    for tokens, logits in seen:
+    results = generate(
+        model, prompts, "tree", heads=made, lm=lm, top_k=4, max_new_tokens=COUNT, layout=layout
+    )
+    assert [result.token_ids for result in results] == expected
+    assert len(seen) > 12
+    for tokens, row, found in seen:
         ids = torch.tensor([tokens])
         with torch.inference_mode():
-            states = target()(ids[:, :-1], output_hidden_states=True).hidden_states
-            features = torch.cat([states[layer + 1] for layer in made.hidden_layers], dim=-1)
-            blocks = made.train_states(features, ids, torch.tensor([[len(tokens) - 1]]))
-            expected = made.logits(blocks)[0, 0]
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+            states = model(ids[:, :-1], output_hidden_states=True).hidden_states
+            chosen = [states[layer + 1] for layer in made.hidden_layers]
+            features = torch.cat(chosen, -1) if chosen else torch.empty(*ids[:, :-1].shape, 0)
+            cache = made.new_cache(1)
+            made.append(cache, features, [len(tokens) - 1], ids[:, :-1])
+            slots = made.read_slots(cache, ids[0, -1:], vocab)
+        names = ("start", "transitions") if isinstance(slots, LatticeInput) else ()
+        pairs = [(getattr(found, one), getattr(slots, one)) for one in names] or [(found, slots)]
+        for one, other in pairs:
+            torch.testing.assert_close(one[row], other[0], rtol=1e-3, atol=1e-3)
 
 
 def test_sequences_that_leave_and_rejoin_keep_their_context() -> None:
@@ -203,19 +233,3 @@ def test_a_model_folder_with_a_block_drafter(tmp_path: Path) -> None:
     BlockwiseLM(target(), num_heads=3).save_pretrained(tmp_path)
     assert not (tmp_path / "block_drafter").exists()
     assert isinstance(BlockwiseLM.from_pretrained(tmp_path).heads, BlockwiseHeads)
-
-
-def test_records_replay_what_decoding_does(tmp_path: Path) -> None:
-    """A record of a block drafter's lattices, and the calls of a replay and of live decoding."""
-    pytest.importorskip("pyarrow")
-    model = BlockwiseLM(target(), heads=drafter())
-    prompts = [Prompt(prompt, f"p{n}") for n, prompt in enumerate(PROMPTS)]
-    options = RecordOptions(top_k=8, max_new_tokens=COUNT, batch_size=2, texts_per_shard=2)
-    write_record(tmp_path / "record", model, prompts, options)
-    recording = Recording(read_record(tmp_path / "record").texts)
-    config = DraftConfig(top_k=8, max_nodes=12, num_drafts=4, alpha=0.3)
-    for name in ("bpd", "p_best_ngram", "chain", "tree"):
-        one = replace(config, strategy=name.removesuffix("_ngram"))
-        live = generate(model, PROMPTS, one, lm=lm(), max_new_tokens=COUNT)
-        replayed = recording.replay(STRATEGIES[name], Rescorers(lm()), config)
-        assert replayed.calls.tolist() == [result.stats.target_calls for result in live]

@@ -156,14 +156,6 @@ def fresh_path(model, tokens, depth, top_k):
     return np.array(ids)[None], np.array(scores)[None]
 
 
-def test_a_chain_is_the_greedy_path():
-    small, prompt = random_model("gpt2"), PROMPTS[0]
-    ids, _ = fresh_path(small, prompt, 4, 1)
-    tree = tree_of(drafter_of(small, "chain"), prompt)
-    assert tree.list_paths() == [list(range(5))]
-    assert tree.token_ids == [prompt[-1], *ids[0, :, 0].tolist()]
-
-
 @pytest.mark.parametrize("max_nodes", ["auto", 9])
 def test_a_number_of_nodes_makes_a_tree(max_nodes):
     small, wanted = random_model("gpt2"), "chain" if max_nodes == "auto" else "beam"
@@ -287,24 +279,6 @@ def test_logits_that_are_no_numbers_cost_only_drafts(shape):
     failures = found[0].stats.draft_failures["nan"]
     assert 0 < failures <= found[0].stats.target_calls - 1
     assert found[1].stats.draft_failures == {}  # its text is too short
-
-
-def test_a_call_without_memory_costs_one_draft(monkeypatch):
-    target, small = model_of("llama"), random_model("gpt2")
-    drafter = drafter_of(small, "chain")
-    calls, read = [], drafter.reader.read
-
-    def read_or_not(*args):
-        calls.append(1)
-        if len(calls) == 6:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return read(*args)
-
-    monkeypatch.setattr(drafter.reader, "read", read_or_not)
-    with pytest.warns(DraftWarning, match="memory"):
-        found = decode(target.base, PROMPTS[0], drafter, max_new_tokens=20)
-    assert found.token_ids == plain_greedy(target, PROMPTS[0], 20)
-    assert found.stats.draft_failures == {"memory": 1}
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,12 @@ pytest.importorskip("torch")
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from block_drafters import edit
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd_drafters.block_drafter import BlockDrafter
-from lattice_bpd_drafters.config import BlockDrafterConfig
-from lattice_bpd_drafters.heads import BlockDrafterHeads, OnePassDrafter
 from lattice_bpd_drafters.p_eagle import PEagleDrafter
 from lattice_bpd_drafters.parallel import PardDrafter
 from parallel_drafters import (
@@ -145,17 +143,6 @@ def test_several_appends_before_a_draft_are_one() -> None:
         torch.testing.assert_close(several, once)
 
 
-def test_the_three_drafters_have_one_interface() -> None:
-    config = BlockDrafterConfig(
-        hidden_size=32, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8,
-        intermediate_size=24, vocab_size=VOCAB, target_hidden_size=32, hidden_layers=(0,),
-        block_size=4, mask_token_id=MASK,
-    )  # fmt: skip
-    for drafter in (BlockDrafter(config), build_pard(), build_p_eagle()):
-        assert isinstance(drafter, OnePassDrafter)
-    assert not isinstance(target(), OnePassDrafter)
-
-
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("strategy", ["bpd", "tree", "mixture"])
 def test_output_is_that_of_generate(name: str, strategy: str) -> None:
@@ -178,32 +165,6 @@ def test_output_of_one_prompt_and_batched_verification() -> None:
         rows = generate(target(), PROMPTS, "p_best", heads=HEADS[name](), lm=lm(), layout="rows",
                         num_drafts=4, max_new_tokens=COUNT)  # fmt: skip
         assert [result.token_ids for result in rows] == plain()
-
-
-@pytest.mark.parametrize("build", [self_pard, build_p_eagle])
-def test_drafts_in_the_loop_are_those_of_whole_texts(
-    build: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[list[int], torch.Tensor]] = []
-    read = BlockDrafterHeads.read_states
-
-    def watch(self: BlockDrafterHeads, states: Any) -> torch.Tensor:
-        logits = read(self, states)
-        rows = zip(states, logits, strict=True)
-        seen.extend((list(state.tokens), row) for state, row in rows)
-        return logits
-
-    monkeypatch.setattr(BlockDrafterHeads, "read_states", watch)
-    drafter = build()
-    generate(target(), PROMPTS, "tree", heads=drafter, lm=lm(), max_new_tokens=COUNT)
-    assert len(seen) > 3 * 4
-    for tokens, logits in seen:
-        with torch.inference_mode():
-            output = target()(torch.tensor([tokens[:-1]]), output_hidden_states=True)
-            chosen = [output.hidden_states[layer + 1] for layer in drafter.hidden_layers]
-            features = torch.cat(chosen, dim=-1)[0] if chosen else torch.zeros(len(tokens), 0)
-            expected = drafts_in_steps(drafter, [(tokens, features)], [[len(tokens) - 1]])[0]
-        torch.testing.assert_close(logits, expected[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_blockwise_lm_with_a_drafter_decodes_and_is_not_saved(tmp_path: Path) -> None:
@@ -295,30 +256,16 @@ def test_p_eagle_files_have_the_conventions_of_the_format(tmp_path: Path) -> Non
     assert PEagleDrafter.from_pretrained(tmp_path, num_slots=7).num_slots == 7
 
 
-def edit(**changes: Any) -> Callable[[Path], None]:
-    """Options of config.json; `layers__x` is `transformer_layer_config.x`, None removes one."""
-
-    def apply(folder: Path) -> None:
-        content = json.loads((folder / "config.json").read_text())
-        for name, value in changes.items():
-            inner = content["transformer_layer_config"] if name.startswith("layers__") else content
-            inner[name.removeprefix("layers__")] = value
-        content = {key: value for key, value in content.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(content))
-
-    return apply
+Damage = Callable[[Path], None]
 
 
-def rewrite(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return apply
+def changed(tensors: Callable[[Any], Any] | None = None, **options: Any) -> Damage:
+    """Options of config.json, `layers__x` of its layers; None removes one."""
+    names = {name: name.replace("layers__", "transformer_layer_config.") for name in options}
+    return lambda folder: edit(folder, {names[n]: v for n, v in options.items()}, tensors)
 
 
-def remove(name: str) -> Callable[[Path], None]:
+def remove(name: str) -> Damage:
     return lambda folder: (folder / name).unlink()
 
 
@@ -327,59 +274,51 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-PARD_ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no config": (remove("config.json"), "config.json: cannot be read"),
-    "no weights": (remove("model.safetensors"), "cannot be loaded"),
-    "cut weights": (cut, "cannot be loaded"),
-    "no mask": (edit(pard_token=None), "pard_token is None; expected a value"),
-    "mask out of range": (edit(pard_token=VOCAB), f"pard_token is {VOCAB}; expected"),
-    "another model": (edit(model_type="gpt2"), "model_type is 'gpt2'; expected one of"),
-    "sliding": (edit(layer_types=["sliding_attention"] * 2, sliding_window=3,
-                     use_sliding_window=True), "expected full_attention"),
-    "missing tensor": (rewrite(lambda t: t.pop("model.norm.weight")), "lacks model.norm.weight"),
-    "unknown tensor": (rewrite(lambda t: t.update(extra=torch.zeros(2))), "unknown tensors extra"),
-    "another shape": (edit(intermediate_size=28), "cannot be loaded"),
-}  # fmt: skip
+SLIDING = {
+    "layer_types": ["sliding_attention"] * 2,
+    "sliding_window": 3,
+    "use_sliding_window": True,
+}
+ERRORS: list[tuple[str, Damage, str]] = [
+    ("pard", remove("config.json"), "config.json: cannot be read"),
+    ("pard", remove("model.safetensors"), "cannot be loaded"),
+    ("pard", cut, "cannot be loaded"),
+    ("pard", changed(pard_token=None), "pard_token is None; expected a value"),
+    ("pard", changed(pard_token=VOCAB), f"pard_token is {VOCAB}; expected"),
+    ("pard", changed(model_type="gpt2"), "model_type is 'gpt2'; expected one of"),
+    ("pard", changed(**SLIDING), "expected full_attention"),
+    ("pard", changed(lambda t: t.pop("model.norm.weight")), "lacks model.norm.weight"),
+    ("pard", changed(lambda t: t.update(extra=torch.zeros(2))), "unknown tensors extra"),
+    ("pard", changed(intermediate_size=28), "cannot be loaded"),
+    ("p_eagle", remove("config.json"), "config.json: cannot be read"),
+    ("p_eagle", remove("model.safetensors"), "model.safetensors: cannot be read"),
+    ("p_eagle", cut, "model.safetensors: cannot be read"),
+    ("p_eagle", changed(speculators_model_type="eagle3"), "is 'eagle3'; expected 'peagle'"),
+    ("p_eagle", changed(layers__model_type="gpt2"), "layer_config.model_type is 'gpt2'"),
+    ("p_eagle", changed(**{f"layers__{name}": value for name, value in SLIDING.items()}),
+     "expected full_attention"),
+    ("p_eagle", changed(layers__num_hidden_layers=10**6, layers__layer_types=None),
+     "expected those of 1000000 layers"),
+    ("p_eagle", changed(extra=3), "unknown options extra"),
+    ("p_eagle", changed(layers__extra=3), "transformer_layer_config.extra"),
+    ("p_eagle", changed(eagle_aux_hidden_state_layer_ids=None), "expected a value"),
+    ("p_eagle", changed(target_hidden_size=64), "target_hidden_size is 64; expected 32"),
+    ("p_eagle", changed(mask_token_id=VOCAB), f"expected 0..{VOCAB - 1}"),
+    ("p_eagle", changed(norm_before_fc=True, fc_norm=True), "fc_norm is True"),
+    ("p_eagle", changed(speculators_config={"default_proposal_method": "greedy"}),
+     "or give num_slots"),
+    ("p_eagle", changed(lambda t: t.pop("mask_hidden")), "lacks mask_hidden"),
+    ("p_eagle", changed(lambda t: t.update(extra=torch.zeros(2))), "has extra"),
+    ("p_eagle", changed(layers__intermediate_size=28), "has shape"),
+    ("p_eagle", changed(lambda t: t["d2t"].add_(60)), "d2t leads to target ids"),
+    ("p_eagle", changed(norm_before_fc=True), "lacks input_norm.weight"),
+]  # fmt: skip
 
-P_EAGLE_ERRORS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no config": (remove("config.json"), "config.json: cannot be read"),
-    "no weights": (remove("model.safetensors"), "model.safetensors: cannot be read"),
-    "cut weights": (cut, "model.safetensors: cannot be read"),
-    "EAGLE-3": (edit(speculators_model_type="eagle3"), "is 'eagle3'; expected 'peagle'"),
-    "other layers": (edit(layers__model_type="gpt2"), "layer_config.model_type is 'gpt2'"),
-    "sliding": (edit(layers__layer_types=["sliding_attention"] * 2, layers__sliding_window=3,
-                     layers__use_sliding_window=True), "expected full_attention"),
-    "too many layers": (edit(layers__num_hidden_layers=10**6, layers__layer_types=None),
-                        "expected those of 1000000 layers"),
-    "unknown option": (edit(extra=3), "unknown options extra"),
-    "unknown layer option": (edit(layers__extra=3), "transformer_layer_config.extra"),
-    "no layers of the target": (edit(eagle_aux_hidden_state_layer_ids=None), "expected a value"),
-    "another width": (edit(target_hidden_size=64), "target_hidden_size is 64; expected 32"),
-    "mask out of range": (edit(mask_token_id=VOCAB), f"expected 0..{VOCAB - 1}"),
-    "two norms": (edit(norm_before_fc=True, fc_norm=True), "fc_norm is True"),
-    "no proposal": (edit(speculators_config={"default_proposal_method": "greedy"}),
-                    "or give num_slots"),
-    "missing tensor": (rewrite(lambda t: t.pop("mask_hidden")), "lacks mask_hidden"),
-    "unknown tensor": (rewrite(lambda t: t.update(extra=torch.zeros(2))), "has extra"),
-    "another shape": (edit(layers__intermediate_size=28), "has shape"),
-    "d2t out of range": (rewrite(lambda t: t["d2t"].add_(60)), "d2t leads to target ids"),
-    "norm without weights": (edit(norm_before_fc=True), "lacks input_norm.weight"),
-}  # fmt: skip
 
-
-@pytest.mark.parametrize("name", PARD_ERRORS)
-def test_pard_files_that_do_not_fit(name: str, tmp_path: Path) -> None:
-    damage, message = PARD_ERRORS[name]
-    build_pard("qwen3").save_pretrained(tmp_path)
+@pytest.mark.parametrize(("kind", "damage", "message"), ERRORS)
+def test_files_that_do_not_fit(kind: str, damage: Damage, message: str, tmp_path: Path) -> None:
+    saved = build_pard() if kind == "pard" else build_p_eagle(draft_vocab_size=20)
+    saved.save_pretrained(tmp_path)
     damage(tmp_path)
     with pytest.raises(FormatError, match=message):
-        PardDrafter.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("name", P_EAGLE_ERRORS)
-def test_p_eagle_files_that_do_not_fit(name: str, tmp_path: Path) -> None:
-    damage, message = P_EAGLE_ERRORS[name]
-    build_p_eagle("qwen3", draft_vocab_size=20).save_pretrained(tmp_path)
-    damage(tmp_path)
-    with pytest.raises(FormatError, match=message):
-        PEagleDrafter.from_pretrained(tmp_path)
+        type(saved).from_pretrained(tmp_path)

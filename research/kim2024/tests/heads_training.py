@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -191,3 +194,42 @@ def start_two(
         Child(job, prepare, folder / f"words-{rank}", RANK=rank, LOCAL_RANK=rank, **common)
         for rank in ("0", "1")
     ]
+
+
+def signal_at(number: int, step: int) -> Callable[[int], None]:
+    """Prepares a child that gets a signal after a step."""
+    return lambda steps: signal.raise_signal(number) if steps == step else None
+
+
+def assert_same_result(one: Path, other: Path) -> None:
+    """Equal weights, bit for bit, and equal logs."""
+    first, second = read_weights(one), read_weights(other)
+    assert first.keys() == second.keys()
+    for name, weight in first.items():
+        assert torch.equal(weight, second[name]), name
+    assert read_losses(one) == read_losses(other)
+
+
+def check_resumed(job: Any, run: Callable[[Any], Any], folder: Path) -> tuple[Any, Any]:
+    """The results of a run, and of one that is killed, interrupted and resumed: the same bits."""
+    plain = run(dataclasses.replace(job, output=folder / "plain"))
+    for number, step, status in ((signal.SIGKILL, 7, -signal.SIGKILL), (signal.SIGINT, 6, 130)):
+        child = Child(job, functools.partial(signal_at, number, step), folder / "words")
+        assert child.wait()[0] == status
+        assert checkpoint_step(job.output) == (4 if number == signal.SIGKILL else 10)
+    resumed = run(dataclasses.replace(job, resume=True))
+    assert_same_result(job.output, plain.output)
+    assert not (job.output / "training").exists()
+    return plain, resumed
+
+
+def check_two_processes(job: Any, run: Callable[[Any], Any], folder: Path) -> None:
+    """Two processes train what one does, but for rounding."""
+    run(dataclasses.replace(job, output=folder / "plain"))
+    for child in start_two(job, folder):
+        status, words = child.wait()
+        assert status == 0, words
+    weights, expected = read_weights(job.output), read_weights(folder / "plain")
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-4)
