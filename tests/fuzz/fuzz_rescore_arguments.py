@@ -14,24 +14,8 @@ from python_driver import Target, run
 
 VOCAB = 6
 NUMBERS = (
-    0,
-    1,
-    2,
-    3,
-    5,
-    6,
-    7,
-    -1,
-    2**31,
-    2**63,
-    -(2**63),
-    10**30,
-    1.0,
-    0.5,
-    -2.0,
-    float("nan"),
-    10**400,
-)
+    0, 1, 2, 3, 5, 6, 7, -1, 2**31, 2**63, -(2**63), 10**30, 1.0, 0.5, -2.0, float("nan"), 10**400,
+)  # fmt: skip
 ODD = (None, True, False, "auto", "fused", "openfst", "", b"x", (), [], {}, float("inf"), 1j)
 
 

@@ -47,10 +47,7 @@ def test_the_range_is_in_the_message(value: int, most: int | None, expected: str
 def test_errors_name_the_function_that_was_called(
     kind: type[Exception], message: str, expected: str
 ) -> None:
-    with (
-        pytest.raises(kind) as caught,
-        errors_named("generate", "decode", "make_drafter"),
-    ):
+    with pytest.raises(kind) as caught, errors_named("generate", "decode", "make_drafter"):
         raise kind(message)
     assert str(caught.value) == expected
 

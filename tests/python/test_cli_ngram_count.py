@@ -79,13 +79,6 @@ def test_bad_options(arguments, message):
         run(*arguments, "-o", "out")
 
 
-@pytest.mark.parametrize("action", ["count", "merge-counts", "train"])
-def test_help_has_an_example(action, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        run(action, "--help")
-    assert f"  lattice-bpd ngram {action} " in capsys.readouterr().out
-
-
 def test_progress_has_rate_time_left_and_memory(capsys, monkeypatch):
     counted = CountingProgress(2_000_000, 10, 25, 100, 3, 40_000_000)
     line = progress.describe(counted, 2.0)
@@ -98,15 +91,6 @@ def test_progress_has_rate_time_left_and_memory(capsys, monkeypatch):
         monkeypatch.setattr(time, "monotonic", lambda: now + 20)
         watcher(counted)
     assert "2,000,000 tokens, " in capsys.readouterr().err
-
-
-def test_a_terminal_gets_a_bar(monkeypatch, capsys):
-    pytest.importorskip("rich")
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(progress, "_BAR_INTERVAL", -1.0)
-    with progress.CountingWatcher() as watcher:
-        watcher(CountingProgress(5, 1, 1, None, 0, 0))
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("command", ["train", "count"])

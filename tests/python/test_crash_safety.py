@@ -112,29 +112,3 @@ def test_a_killed_command_leaves_the_old_file_or_the_new_one(name: str, folder: 
     assert output.read_bytes() == new
     assert folder.leftovers(output) == []
     output.unlink()
-
-
-COUNT_KILLS = 10
-
-
-def test_killed_counting_resumes_to_the_same_counts(folder: Folder) -> None:
-    whole, output = folder.path / "whole.counts", folder.path / "out.counts"
-    words = ["count", *folder.parts, "--vocab-size", "500", "--order", "3"]
-    status, seconds = run([*words, "-o", str(whole)])
-    assert status == 0
-    expected = whole.read_bytes()
-    whole.unlink()
-    words += ["--resume", "--checkpoint", "0", "-o", str(output)]
-    rng = np.random.default_rng(9)
-    before = 0
-    for _ in range(COUNT_KILLS):
-        status, _ = run(words, seconds * 0.5 * rng.random())
-        assert status in (0, -signal.SIGKILL)
-        size = output.stat().st_size if output.exists() else 0
-        assert size >= before  # a checkpoint is not lost
-        before = size
-        assert len(folder.leftovers(output)) <= 1
-    assert run(words)[0] == 0
-    assert output.read_bytes() == expected
-    assert folder.leftovers(output) == []
-    output.unlink()

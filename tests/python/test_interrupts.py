@@ -45,8 +45,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["train", "spill", "prune", "arpa"])
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [("train", signal.SIGINT), ("spill", signal.SIGINT), ("spill", signal.SIGTERM),
+     ("prune", signal.SIGINT), ("arpa", signal.SIGTERM)],
+)  # fmt: skip
 def test_a_signal_ends_a_command_and_leaves_no_files(command, how, folder):
     before = sorted(path.name for path in folder.iterdir() if not path.name.startswith("out."))
     with endless_process(COMMANDS, str(folder), command) as process:
