@@ -245,11 +245,6 @@ def test_acceptance_as_text(text):
     assert rule.guarantee
 
 
-def test_acceptance_defaults():
-    assert parse_acceptance("specdec++") == SpecDecPlusPlus(3, 1.0)
-    assert parse_acceptance("typical:0.2") == Typical(0.2, 0.3)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

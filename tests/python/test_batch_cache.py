@@ -1,8 +1,4 @@
-"""What a batch's KV cache holds after every step, checked against labels in the cache itself.
-
-Keys and values are no model's here: each cache position holds 1000 * sequence + text position, so
-that whatever is moved, forgotten or left stale can be read off.
-"""
+"""What a batch's KV cache holds after every step, and rows that repeat its sequences."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from transformers import DynamicCache
 
 from lattice_bpd.verify import PrefixTree, batch_cache
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
+from lattice_bpd.verify.cache import RepeatedRows, copy_on_device, move_on_device
 from lattice_bpd.verify.verification import lay_out_rows, lay_out_tree
 
 LAYERS, HEADS = 2, 3
@@ -217,3 +214,80 @@ def test_a_node_is_at_the_position_of_its_token_in_the_text(lengths):
             [n + d for d in depths] for n in lengths for depths in ((0, 1, 2, 3), (0, 1, 2, 2))
         ]
         assert rows.position_ids.tolist() == wanted
+
+
+def make_cache(batch: int, width: int, seed: int = 0) -> StackedCache:
+    """Two layers, three heads, keys and values of different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = (
+        torch.randn(2, batch, 3, width + 400, size, generator=generator) for size in (4, 5)
+    )
+    return StackedCache(keys, values, width)
+
+
+def same(rows: StackedCache, wanted: StackedCache) -> bool:
+    """Whether the slots in use hold the same."""
+    return rows.width == wanted.width and all(
+        torch.equal(a[:, :, :, : rows.width], b[:, :, :, : rows.width])
+        for a, b in ((rows.keys, wanted.keys), (rows.values, wanted.values))
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_rows_are_what_a_copy_would_be(batch: int) -> None:
+    rng = np.random.default_rng(batch)
+    cache, rows = make_cache(batch, 5), RepeatedRows()
+    for _ in range(120):
+        match rng.integers(0, 8):
+            case 0:
+                cache.set_width(max(1, cache.width - int(rng.integers(0, 9))))
+                rows.keep_positions(cache.width)
+            case 1:
+                cache.select_sequences(rng.integers(0, batch, batch).tolist())
+                rows.forget()
+        sequences = sorted(rng.integers(0, batch, rng.integers(1, 7)).tolist())
+        num_free = int(rng.integers(1, 9))
+        repeated = rows.repeat(cache, sequences, num_free)
+        assert repeated.keys.shape[3] >= cache.width + num_free
+        assert same(repeated, cache.repeat_sequences(sequences, num_free))
+        for part in (repeated.keys, repeated.values):  # the call writes after these positions, ..
+            part[:, :, :, cache.width : cache.width + num_free] = torch.randn(())
+        chosen = rng.integers(0, len(sequences), batch).tolist()
+        rows.append_to(cache, chosen, int(rng.integers(0, num_free + 1)))  # .. and a part is kept
+
+
+def test_rows_are_not_copied_again() -> None:
+    cache, rows = make_cache(1, 50), RepeatedRows()
+    first = rows.repeat(cache, [0, 0, 0], 4)
+    before = first.keys[:, :, :, :50].clone()
+    cache.keys[:, :, :, :50] = 0.0  # not allowed; here it shows what is read
+    cache.set_width(53)
+    again = rows.repeat(cache, [0, 0], 4)
+    assert again.keys.data_ptr() == first.keys.data_ptr()
+    assert torch.equal(again.keys[:, :, :, :50], before[:, :2])
+    cache.set_width(55)
+    again = rows.repeat(cache, [0, 0, 0], 4)  # the third row was not in the call between
+    assert torch.equal(again.keys[:, :, :, :50], before)
+    assert torch.equal(again.keys[:, :, :, 50:55], cache.keys[:, [0, 0, 0], :, 50:55])
+    more = rows.repeat(cache, [0, 0, 0, 0], 4)  # which exceeds the capacity
+    assert same(more, cache.repeat_sequences([0, 0, 0, 0], 4))
+
+
+def test_accelerators_copy_and_move_as_the_core_does() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        batch, rows, count = (int(number) for number in rng.integers(1, 5, 3))
+        source, ours, theirs = make_cache(batch, 9), make_cache(6, 9, 1), make_cache(6, 9, 1)
+        chosen = rng.integers(0, batch, rows).tolist()
+        first, start = int(rng.integers(0, 7 - rows)), int(rng.integers(0, 9))
+        ours.copy_positions(source, chosen, first, start, count)
+        for part, buffer in ((source.keys, theirs.keys), (source.values, theirs.values)):
+            copy_on_device(part, chosen, buffer, first, start, count)
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+        slots = [rng.integers(0, 9, count).tolist() for _ in range(6)]
+        ours.move_positions(start, slots)
+        for buffer in (theirs.keys, theirs.values):
+            move_on_device(buffer, start, slots)
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)

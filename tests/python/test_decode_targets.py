@@ -83,9 +83,16 @@ def test_windows_that_count_cache_positions_are_refused_in_batches_and_trees(kin
         decode(model, PROMPTS[0], planted(kind, num_drafts=2)[0], layout="tree", **OPTIONS)
     if kind == "gpt_neo":  # a window that no text reaches does not matter
         config = copy.deepcopy(model.config)
-        config.window_size = 1024
-        wide = type(model)(config)
-        assert len(decode(wide.eval(), PROMPTS, NoDrafter(), max_new_tokens=4)) == 3
+        config.window_size = window = 273 + 273 // 2  # 13 + 4 + 256 tokens of drafts, and holes
+        wide = type(model)(config).eval()
+        wide.load_state_dict(model.state_dict(), strict=False)  # without the masks
+        results = decode(wide, PROMPTS, NoDrafter(), max_new_tokens=4)
+        assert [one.token_ids for one in results] == [
+            plain_generate(wide, prompt)[:4] for prompt in PROMPTS
+        ]
+        config.window_size = window - 1
+        with pytest.raises(ValueError, match=r"cannot see all of texts of up to 273 tokens"):
+            decode(type(model)(config).eval(), PROMPTS, NoDrafter(), max_new_tokens=4)
 
 
 @pytest.mark.parametrize("before_norm", [False, True])

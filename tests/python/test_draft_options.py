@@ -111,10 +111,6 @@ def test_an_lm_that_is_not_used_is_refused_by_name_and_ignored_with_a_config(str
     assert results[0].stats.accept_lengths == results[1].stats.accept_lengths
 
 
-def test_those_without_lm_are_known() -> None:
-    assert WITHOUT_LM == ["greedy", "bpd", "draft_model", "oracle"]
-
-
 def test_sources_given_with_a_drafter_are_refused() -> None:
     small = model_of("llama").base
     for sources in ({"lm": small_lm()}, {"draft_model": small}):

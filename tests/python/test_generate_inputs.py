@@ -130,20 +130,13 @@ BAD_PROMPTS = {
 }  # fmt: skip
 
 
-class EmptyHeads(torch.nn.Module):
-    def forward(self, hidden: torch.Tensor) -> None:
-        pass
-
-
 BAD_OPTIONS = {
     "max_new_tokens": ("4", TypeError, "max_new_tokens is '4'; expected an integer, 1 or more"),
     "stop_token_ids": ([-1], ValueError, "stop token id is -1; expected 0..39"),
-    "stop_token_ids 2": ([10**6], ValueError, "stop token id is 1000000; expected 0..39"),
     "stop_token_ids 3": ("abc", TypeError, "stop_token_ids is 'abc'; expected a list"),
     "stop_token_ids 4": (1.5, TypeError, "stop_token_ids is 1.5; expected a list"),
     "stop_token_ids 5": (["a"], TypeError, "a stop token id is 'a'; expected an integer, 0..39"),
     "heads": (lambda _: None, TypeError, "heads returned NoneType; expected a tensor of logits"),
-    "heads 2": (EmptyHeads(), TypeError, "heads returned NoneType; expected a tensor of logits"),
     "max_nodes": (1.5, TypeError, "max_nodes is 1.5; expected an integer, 1..4096"),
     "max_nodes 2": (100_000, ValueError, "max_nodes is 100000; expected 1..4096"),
     "num_drafts": (100_000, ValueError, "num_drafts is 100000; expected 1..4096"),
@@ -156,8 +149,6 @@ BAD_OPTIONS = {
     "drafter 2": ([object()], TypeError, "a drafter with a method `propose`"),
     "drafter 3": ("trees", ValueError, "strategy is 'trees'; did you mean 'tree'"),
     "generation_config": ({"eos_token_id": 3}, TypeError, "generation_config is a dict"),
-    "max_new_tokens 2": (0, ValueError, "max_new_tokens is 0; expected 1 or more"),
-    "max_new_tokens 3": (2.5, TypeError, "max_new_tokens is 2.5"),
 }  # fmt: skip
 
 
@@ -184,22 +175,14 @@ def test_a_bad_option_ends_in_one_clear_line(case):
 
 
 def test_other_callers_of_the_same_checks():
-    with pytest.raises(TypeError, match="lm is a str; expected an NGramLM"):
-        make_drafter(DraftConfig("tree"), DraftSources(lm="corpus.lm"))
     with pytest.raises(ValueError, match="'ngram' needs an LM; give lm="):
         make_drafter(DraftConfig("ngram"))
     with pytest.raises(ValueError, match="'tree' does not use a draft model"):
         make_drafter(DraftConfig("tree"), DraftSources(draft_model=model_with()))
-    with pytest.raises(TypeError, match="input_ids is None; expected token ids"):
-        generate(model_with())
-    with pytest.raises(TypeError, match=r"dict with input_ids; .*\*\*inputs"):
-        generate(model_with(), {"input_ids": [[1]]})
     messages = [{"role": "user", "content": "Hello"}]
     for chats in (messages, [messages, messages]):
         with pytest.raises(TypeError, match=r"chat messages; .*tokenizer\.apply_chat_template\("):
             generate(model_with(), chats)
-    with pytest.raises(TypeError, match=r"the prompt is text .*give tokenizer="):
-        generate(model_with(), "text")
     with pytest.raises(ValueError, match="attention_mask has 1 rows for 2 prompts"):
         generate(model_with(), [[1], [2]], attention_mask=[[1]])
 

@@ -23,7 +23,7 @@ from lattice_bpd.decode import CustomGenerate, DraftingModel, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.models.lm_call import cache_argument
-from lattice_bpd.verify import CausalLMTarget
+from lattice_bpd.verify import CausalLMTarget, PrefixTree
 from target_models import (
     COUNT,
     PROMPTS,
@@ -238,6 +238,16 @@ def test_adapters_that_act_on_part_of_a_text_are_refused(config, shown):
     assert generate(model, PROMPT, max_new_tokens=COUNT).token_ids == generated("llama")[0]
 
 
+class Crowded(PlantedDrafter):
+    """Six wrong tokens before the planted draft: what comes last exceeds a capacity first."""
+
+    def draft(self, state):
+        tree = super().draft(state)
+        right = [] if tree is None else tree.token_ids[1:]
+        wrong = [[(right[0] + other) % VOCAB] for other in range(1, 7 if right else 1)]
+        return PrefixTree.from_drafts(state.tokens[-1], [*wrong, right])
+
+
 @pytest.mark.parametrize("capacity", [1, 2, 4])
 def test_drafts_keep_to_the_capacity_of_experts(capacity):
     """Switch Transformers drop the tokens of a call beyond the capacity of their expert."""
@@ -257,11 +267,10 @@ def test_drafts_keep_to_the_capacity_of_experts(capacity):
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         wanted = model.generate(ids, do_sample=False, max_new_tokens=COUNT)[0, 1:].tolist()
-        for num_drafts in (1, 2):
-            drafter = PlantedDrafter(wanted, 1, num_drafts=num_drafts)
-            result = generate(model, prompt, drafter, max_new_tokens=COUNT)
+        for kind in (PlantedDrafter, Crowded):
+            result = generate(model, prompt, kind(wanted, 1), max_new_tokens=COUNT)
             assert result.token_ids == wanted
-            if num_drafts == 1:
+            if kind is PlantedDrafter:
                 assert (result.stats.target_calls < COUNT) == (capacity > 1)
 
 
@@ -289,6 +298,8 @@ def test_capacities_of_layers_of_ones_own_are_kept(attributes):
         layer.mlp = CappedExperts(layer.mlp, **attributes)
     wanted = plain_generate(model, PROMPT)
     assert decoded(model, wanted) == [wanted] * 3
+    crowded = Crowded(wanted, len(PROMPT))
+    assert generate(model, PROMPT, crowded, max_new_tokens=COUNT).token_ids == wanted
     with pytest.raises(ValueError, match="has experts with a capacity"):
         generate(model, PROMPTS, max_new_tokens=4)
 

@@ -10,15 +10,29 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from blockwise_models import VOCAB, model_of, small_lm
 from lattice_bpd import DraftConfig, NGramLM
-from lattice_bpd.decode import TreeDrafter, generate
+from lattice_bpd.decode import CustomGenerate, TreeDrafter, generate
 from lattice_bpd.decode.drafters import MixtureDrafter, SampledTreeDrafter
+from lattice_bpd.decode.drafters import chain as sampled_drafter
+from lattice_bpd.decode.huggingface.sampling_settings import ProcessedSampling
 from lattice_bpd.verify import Rejection, Sampled
+from lattice_bpd.verify.acceptance import TopKMatch
+from lattice_bpd.verify.acceptance.sampling import SampledSelector
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd.verify.greedy import DraftCandidates
+from lattice_bpd.verify.greedy import NO_CANDIDATES, DraftCandidates
+from planted_drafts import PlantedDrafts, plain_continuation
 from sampled_sequences import check_sequences, tiny_model
+from test_generate_settings import VOCAB as NUM_TOKENS
+from test_generate_settings import model_with
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -220,3 +234,187 @@ def test_sampling_gains_of_each_kind_of_drafts():
         assert 1.0 <= gain.block_efficiency <= 1.0 + gain.accept_length
     with pytest.raises(ValueError, match="found 0 prompts and 1 to tune on"):
         compare_sampling(model_of("trained"), small_lm(), PROMPTS[:1], [])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_key_of_a_text_depends_on_seed_and_prompt_alone(rule):
+    texts = [(0, [1, 2]), (0, [1, 3]), (0, [2, 1]), (0, [1, 2, 2]), (1, [1, 2]), (-1, [1, 2])]
+    keys = [rule(seed=seed).start(0, prompt).key for seed, prompt in texts]
+    assert len(set(keys)) == len(texts)
+    assert (
+        keys[0] == rule(0.5, top_k=3, seed=0).start(7, [1, 2]).key
+    )  # its number in a batch is not
+    assert keys[4] == rule(seed=[5, 1]).start(1, [1, 2]).key
+    assert all(0 <= key < 1 << 64 for key in keys)
+
+
+def test_texts_of_one_seed_are_sampled_independently():
+    """From a flat distribution, other prompts sample other tokens at the same position."""
+    flat = torch.zeros(1000)
+    samples = [Sampled(seed=3).start(0, [prompt]).choose(flat, None) for prompt in range(20)]
+    assert len(set(samples)) > 15
+    selector = Sampled(seed=3).start(0, [1])  # and so does each position of a text
+    assert len({selector.choose(flat, None) for _ in range(20)}) > 15
+
+
+def test_each_step_samples_new_drafts(monkeypatch):
+    seeds: list[list[int]] = []
+    sample = sampled_drafter.sample_tree
+
+    def note(*arguments, **options):
+        seeds.append(list(options["seed"]))
+        return sample(*arguments, **options)
+
+    monkeypatch.setattr(sampled_drafter, "sample_tree", note)
+    prompts = [[1, 2, 3], [4, 5, 6]]
+    rule = Rejection(1.2, seed=4)
+    options = {"lm": small_lm(), "top_k": 6, "max_nodes": 8, "max_new_tokens": 16}
+    results = generate(model_of("trained"), prompts, "sampled", acceptance=rule, **options)
+    assert len(seeds) > 3
+    each = [seed for step in seeds for seed in step]
+    assert len(set(each)) == len(each)  # of every text in every step
+    keys = {rule.start(n, prompt).key for n, prompt in enumerate(prompts)}
+    assert not keys & set(each)  # nor that of the target's own samples
+    alone = generate(model_of("trained"), prompts[1], "sampled", acceptance=rule, **options)
+    assert alone.token_ids == results[1].token_ids
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+@pytest.mark.parametrize("impossible", [0, 4, 3000])
+def test_top_p_that_is_met_exactly_keeps_no_token_more(kept, impossible):
+    logits = torch.full((4 + impossible,), -math.inf)
+    logits[:4] = 2.5  # 1/4 each, exactly
+    warped = Warp(top_p=kept / 4).apply(logits)
+    assert np.isfinite(warped).nonzero()[0].tolist() == list(range(kept))  # ties: smaller ids
+    wanted = TopPLogitsWarper(kept / 4)(None, logits[None])[0]
+    assert int(wanted.isfinite().sum()) == kept
+    more = Warp(top_p=min(kept / 4 + 1e-6, 1.0)).apply(logits)
+    assert np.isfinite(more).sum() == min(kept + 1, 4)
+
+
+def test_top_k_keeps_ties_with_the_last():
+    logits = torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0])
+    for k, kept in ((1, [1]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3])):
+        warped = Warp(top_k=k).apply(logits)
+        assert np.isfinite(warped).nonzero()[0].tolist() == kept
+        wanted = TopKLogitsWarper(k)(None, logits[None])[0]
+        assert wanted.isfinite().nonzero()[:, 0].tolist() == kept
+
+
+def test_min_p_keeps_what_meets_it():
+    logits = torch.tensor([0.0, math.log(0.5) + 1e-6, math.log(0.5) - 1e-6])
+    assert np.isfinite(Warp(min_p=0.5).apply(logits)).tolist() == [True, True, False]
+
+
+IDS = torch.tensor([[5, 6, 7]])
+SAMPLERS = {
+    "temperature": {"temperature": 0.7},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.2},
+    "all": {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+    "penalty": {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.4},
+    "typical": {"typical_p": 0.7},
+}
+
+
+def captured_distribution(model, options) -> np.ndarray:
+    """What transformers' own processors make of the first token's logits."""
+    kept = []
+
+    def keep(_model, input_ids, logits_processor, **_):
+        kept.append(logits_processor)
+        return input_ids
+
+    model.generate(IDS, custom_generate=keep, do_sample=True, max_new_tokens=1, **options)
+    with torch.no_grad():
+        logits = model(IDS).logits[:, -1].float()
+    return torch.softmax(kept[0](IDS, logits)[0].double(), -1).numpy()
+
+
+@pytest.mark.parametrize("case", SAMPLERS)
+def test_the_first_token_has_the_distribution_of_plain_sampling(case):
+    options = {"top_k": 0, **SAMPLERS[case]}
+    model = model_with()
+    wanted = captured_distribution(model, options)
+    rows = 1500
+    torch.manual_seed(7)
+    method = CustomGenerate(drafter="greedy")
+    output = model.generate(
+        IDS.expand(rows, -1), attention_mask=torch.ones(rows, 3, dtype=torch.long),
+        custom_generate=method, do_sample=True, max_new_tokens=1, **options,
+    )[:, -1]  # fmt: skip
+    counts = np.bincount(output.numpy(), minlength=NUM_TOKENS)
+    assert counts[wanted == 0].sum() == 0
+    likely = wanted * rows >= 5
+    expected = np.append(wanted[likely], wanted[~likely].sum()) * rows
+    seen = np.append(counts[likely], counts[~likely].sum())
+    expected, seen = expected[expected > 0], seen[expected > 0]
+    chi_square = float(((seen - expected) ** 2 / expected).sum())
+    freedom = max(1, len(expected) - 1)
+    # 5 standard deviations of chi-square, by Wilson and Hilferty
+    bound = freedom * (1 - 2 / (9 * freedom) + 5 * (2 / (9 * freedom)) ** 0.5) ** 3
+    assert chi_square < bound
+    assert {result.acceptance for result in method.results} == {"sampled"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_warp_keeps_the_tokens_that_the_warpers_of_transformers_keep(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+        logits = torch.tensor(rng.normal(0, 2, (1, 50)), dtype=torch.float32)
+        temperature, top_p = float(rng.uniform(0.3, 2)), float(rng.uniform(0.2, 0.99))
+        top_k, min_p = int(rng.integers(1, 60)), float(rng.uniform(0.001, 0.5))
+        warpers = LogitsProcessorList([
+            TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k),
+            TopPLogitsWarper(top_p), MinPLogitsWarper(min_p),
+        ])  # fmt: skip
+        wanted = warpers(torch.zeros(1, 1, dtype=torch.long), logits.clone())[0].numpy()
+        warped = Warp(temperature, top_k, top_p, min_p).apply(logits[0])
+        np.testing.assert_array_equal(np.isinf(warped), np.isinf(wanted))
+        np.testing.assert_allclose(warped, wanted, rtol=1e-6)
+
+
+def test_torchs_seed_decides_and_drafts_do_not():
+    model = model_with(repetition_penalty=1.1)
+    options = {"do_sample": True, "temperature": 0.5, "top_p": 0.95, "max_new_tokens": 24}
+
+    def sample(method, seed=3):
+        torch.manual_seed(seed)
+        return model.generate(IDS, custom_generate=method, **options)[0].tolist()
+
+    first = sample(CustomGenerate(drafter="greedy"))
+    method = CustomGenerate(drafter=PlantedDrafts(first[3:], NUM_TOKENS))
+    assert sample(method) == first
+    assert method.results[0].stats.block_efficiency > 2.0
+    assert sample(CustomGenerate(drafter="mixture")) == first
+    assert sample(CustomGenerate(drafter="greedy"), seed=4) != first
+
+
+def test_drafters_know_temperature_and_noise():
+    selector = ProcessedSampling(0.5, seed=3).start(0, [1, 2])
+    assert isinstance(selector, SampledSelector)
+    assert selector.warp.temperature == 0.5
+    # the logits are warped already, and are sampled from unchanged
+    logits = torch.full((5,), -20.0)
+    logits[2] = 20.0
+    assert selector.choose(logits, NO_CANDIDATES) == 2
+    flat = torch.tensor([0.0, -float("inf"), 0.0, -float("inf"), 0.0])
+    assert {ProcessedSampling(0.01, seed=n).start(0, []).choose(flat, NO_CANDIDATES)
+            for n in range(60)} == {0, 2, 4}  # fmt: skip
+
+
+def test_greedy_stays_greedy_and_other_rules_are_refused():
+    model = model_with(do_sample=True)
+    method = CustomGenerate(drafter="greedy")
+    output = model.generate(IDS, custom_generate=method, do_sample=False, max_new_tokens=12)
+    assert output[0, 3:].tolist() == plain_continuation(model, [5, 6, 7], max_new_tokens=12)
+    with pytest.raises(ValueError, match="do_sample=True, but the rule 'top_k' does not sample"):
+        model.generate(
+            IDS, custom_generate=CustomGenerate(drafter="greedy", acceptance=TopKMatch(2)),
+            max_new_tokens=4,
+        )  # fmt: skip
+    rule = Rejection(seed=1)
+    method = CustomGenerate(drafter="greedy", acceptance=rule)
+    model.generate(IDS, custom_generate=method, max_new_tokens=4)
+    assert method.results[0].acceptance == "rejection"

@@ -1,4 +1,4 @@
-"""Decoding with heads that score transitions: the output of generate, and the search's drafts."""
+"""Decoding with heads that score transitions: the output of generate, drafts, samples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import torch
 
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import generate
+from lattice_bpd.decode.drafters import SampledTreeDrafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.verify import Rejection, Sampled
+from sampled_sequences import LENGTH, PROMPT, check_sequences, tiny_model
+from sampled_sequences import VOCAB as SYMBOLS
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
 
 TEXTS = [prompt + new for prompt, new in zip(PROMPTS, generated("llama"), strict=True)]
@@ -23,43 +26,37 @@ SLOTS, TOP_K = 4, 5
 
 
 class PairHeads:
-    """Candidates at random with the target's own token among them, favored by transitions alone."""
+    """Candidates at random; where the text is known, its own token among them, which transitions
+    alone favor."""
 
-    num_slots = SLOTS
-
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    def __init__(self, texts: Sequence[list[int]] = TEXTS, **options: Any) -> None:
+        self.texts, self.options = texts, options
+        self.vocab, self.num_slots, self.top_k = (VOCAB, SLOTS, TOP_K) if texts else (4, 3, 3)
         self.seen: list[tuple[list[int], LatticeInput]] = []
 
     def read_states(self, states: Sequence[Any]) -> LatticeInput:
         rows = [self._row(list(state.tokens)) for state in states]
-        token_ids, scores, start, transitions = (
-            torch.stack(part) for part in zip(*rows, strict=True)
-        )
-        lattice = LatticeInput(token_ids, scores, start, transitions, **self.options)
+        parts = (torch.tensor(np.array(part)) for part in zip(*rows, strict=True))
+        lattice = LatticeInput(*parts, **self.options)
         self.seen += [(list(state.tokens), lattice) for state in states]
         return lattice
 
-    def _row(self, tokens: list[int]) -> tuple[torch.Tensor, ...]:
-        text = next((t for t in TEXTS if t[: len(tokens)] == tokens), tokens)
-        following = (text[len(tokens) :] + [0] * SLOTS)[:SLOTS]
-        rng = np.random.default_rng(len(tokens))
-        token_ids, right = np.empty((SLOTS, TOP_K), np.int64), np.empty(SLOTS, np.int64)
-        for slot, token in enumerate(following):
-            others = rng.permutation([other for other in range(VOCAB) if other != token])
-            right[slot] = rng.integers(TOP_K)
-            token_ids[slot] = np.insert(others[: TOP_K - 1], right[slot], token)
-        start = rng.normal(0.0, 0.5, TOP_K)
-        transitions = rng.normal(0.0, 0.5, (SLOTS - 1, TOP_K, TOP_K))
-        start[right[0]] += 3.0
-        for slot in range(SLOTS - 1):
-            transitions[slot, right[slot], right[slot + 1]] += 3.0
-        scores = rng.normal(0.0, 1.0, (SLOTS, TOP_K))
-        arrays = (token_ids, scores, start, transitions)
-        return tuple(
-            torch.tensor(array, dtype=torch.int64 if array is token_ids else torch.float32)
-            for array in arrays
-        )
+    def _row(self, tokens: list[int]) -> tuple[np.ndarray, ...]:
+        rng, slots, k = np.random.default_rng(len(tokens)), self.num_slots, self.top_k
+        token_ids = np.array([rng.permutation(self.vocab)[:k] for _ in range(slots)])
+        scores = rng.normal(0.0, 1.0, (slots, k)).astype(np.float32)
+        start = rng.normal(0.0, 0.6, k).astype(np.float32)
+        transitions = rng.normal(0.0, 0.6, (slots - 1, k, k)).astype(np.float32)
+        text = next((t for t in self.texts if t[: len(tokens)] == tokens), None)
+        if text is not None:
+            before = -1
+            for slot, token in enumerate(text[len(tokens) : len(tokens) + slots]):
+                if token not in token_ids[slot]:
+                    token_ids[slot, rng.integers(k)] = token
+                right = token_ids[slot].tolist().index(token)
+                (transitions[slot - 1, before] if slot else start)[right] += 3.0
+                before = right
+        return token_ids, scores, start, transitions
 
 
 def lm() -> NGramLM:
@@ -145,3 +142,50 @@ def test_cut_keeps_the_candidates_of_greatest_unary_score() -> None:
             else:
                 np.testing.assert_array_equal(cut.start[row], lattice.start[row, order])
     assert lattice.cut(9, 9).token_ids.tolist() == token_ids.tolist()
+
+
+SMALL_LM = NGramLM.train([[1, 2, 3, 0, 0, 2] * 20], 2, vocab_size=SYMBOLS, smoothing="witten_bell")
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], NGramLM | None]] = {
+    "included, local": ({"temperature": 1.6}, {"max_nodes": 3}, None),
+    "added, global": ({"temperature": 1.6}, {"max_nodes": 5}, None),
+    "included, local, LM": ({"temperature": 0.7}, {"max_nodes": 6, "alpha": 0.8}, SMALL_LM),
+    "replaced, local": ({"temperature": 2.5, "top_p": 0.8}, {"max_nodes": 4}, None),
+    "replaced, global, LM": ({"temperature": 2.0, "top_k": 2}, {"max_nodes": 4}, SMALL_LM),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_samples_leave_the_targets_distribution(way: str) -> None:
+    sampling, options, lm = WAYS[way]
+    unary, normalization = way.split(", ")[:2]
+    drafter = SampledTreeDrafter(lm, top_k=3, **options)
+    heads: Any = PairHeads((), unary=unary, normalization=normalization)
+    assert check_sequences(tiny_model(0), drafter, sampling, heads=heads) < 2.9
+
+
+def test_rows_that_are_the_targets_own_are_always_accepted() -> None:
+    """Where the conditional rows are the target's distribution, every sample is kept."""
+    target = tiny_model(0)
+
+    class OwnRows:
+        num_slots = LENGTH - 1
+
+        @torch.inference_mode()
+        def read_states(self, states: Sequence[Any]) -> LatticeInput:
+            return LatticeInput(*map(torch.stack, zip(*map(self._row, states), strict=True)),
+                                unary="included", normalization="local")  # fmt: skip
+
+        def _row(self, state: Any) -> tuple[torch.Tensor, ...]:
+            text = list(state.tokens)
+            ids = torch.arange(SYMBOLS).repeat(LENGTH - 1, 1)
+            start = target(torch.tensor([text])).logits[0, -1]
+            after = [target(torch.tensor([[*text, a]])).logits[0, -1] for a in range(SYMBOLS)]
+            return ids, torch.zeros(LENGTH - 1, SYMBOLS), start, torch.stack(after)[None]
+
+    for temperature in (0.6, 1.0, 3.0):
+        results = generate(
+            target, [PROMPT] * 12, SampledTreeDrafter(None, top_k=SYMBOLS, max_nodes=LENGTH - 1),
+            heads=OwnRows(), max_new_tokens=LENGTH + 1, acceptance=Rejection(temperature, seed=3),
+            stop_token_ids=[],
+        )  # fmt: skip
+        assert {tuple(result.stats.accept_lengths) for result in results} == {(LENGTH - 1,)}

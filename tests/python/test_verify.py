@@ -1,17 +1,25 @@
-"""Verification: worked examples with a fake target whose every decision can be read off."""
+"""Verification: worked examples with a fake target, then trees and rows on real architectures."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-import numpy as np
 import torch
+from transformers import DynamicCache
 
+from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of, plain_greedy
 from lattice_bpd import _core
-from lattice_bpd.verify import PrefixTree, greedy_tokens, verify_drafts, verify_trees
-from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify import (
+    CausalLMTarget,
+    PrefixTree,
+    greedy_tokens,
+    verify_drafts,
+    verify_trees,
+)
+from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import DraftCandidates
 from lattice_bpd.verify.target import TargetOutput
@@ -230,11 +238,6 @@ def test_nan_counts_where_it_is_looked_at():
     assert follow_greedy([tree], logits, None) == [([0], [0], 0)]
 
 
-def test_nan_logits_are_refused():
-    with pytest.raises(ValueError, match="NaN"):
-        greedy_tokens(torch.tensor([[0.0, float("nan")]]))
-
-
 @pytest.mark.parametrize("shape", [(0, 3), (3,), (1, 2, 3)])
 def test_wrong_draft_shapes_are_refused(shape):
     drafts = torch.zeros(shape, dtype=torch.int64)
@@ -298,3 +301,156 @@ def test_selectors_are_called_along_the_accepted_path_only():
         assert selector.asked == len(tokens)
         wanted = [DraftCandidates([4, 9], 0), DraftCandidates([9, 5], 1), DraftCandidates([0], 2)]
         assert selector.offers == wanted[: len(tokens)]
+
+
+def read(target: CausalLMTarget, tokens: list[int]):
+    return target.read_prompts(torch.tensor([tokens]))
+
+
+def draft_around(rng: np.random.Generator, wanted: list[int]) -> list[list[int]]:
+    """Drafts that agree with the target for a while, and drafts that don't, in any order."""
+    drafts = []
+    for _ in range(int(rng.integers(1, 7))):
+        draft = rng.integers(0, VOCAB, 4)
+        agree = int(rng.integers(0, 5))
+        draft[:agree] = wanted[:agree]
+        drafts.append(draft.tolist())
+    return drafts
+
+
+def assert_cache_is_that_of(model, cache, tokens: list[int], slots: list[int]):
+    """Slots of one sequence hold the keys and values of reading its tokens at once."""
+    with torch.inference_mode():
+        fresh = DynamicCache()
+        model.base(input_ids=torch.tensor([tokens]), **{CACHE_NAME: fresh})
+    for number, expected in enumerate(fresh.layers):
+        if isinstance(cache, StackedCache):
+            keys, values = cache.keys[number], cache.values[number]
+        else:
+            keys, values = cache.layers[number].keys, cache.layers[number].values
+        for kept, wanted in ((keys, expected.keys), (values, expected.values)):
+            torch.testing.assert_close(kept[:1, :, slots], wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "dynamic"])
+def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout, stacked):
+    model = model_of(kind)
+    target = CausalLMTarget(model)
+    rng = np.random.default_rng(5)
+    for length in (1, 5, 14):  # the last is beyond the sliding windows
+        prompt = rng.integers(0, VOCAB, length).tolist()
+        wanted = plain_greedy(model, prompt, 13)
+        first, cache = read(target, prompt)
+        tokens = [*prompt, int(first.logits[0, -1].argmax())]
+        state = BatchCache(StackedCache.from_cache(cache, 3) if stacked else cache)
+        for _ in range(2):
+            rest = wanted[len(tokens) - length :]
+            drafts = draft_around(rng, rest)
+            tree = PrefixTree.from_drafts(tokens[-1], drafts)
+            verified = verify_trees(target, state, [tree], layout=layout).sequences[0]
+            agree = max(sum(np.cumprod(np.equal(d, rest[:4]))) for d in drafts)
+            assert verified.accept_length == agree
+            assert verified.token_ids == rest[: agree + 1]
+            tokens += verified.token_ids
+            assert state.lengths == [len(tokens) - 1]
+            assert int(state.cache.get_seq_length()) == len(tokens) - 1 == state.width
+            assert_cache_is_that_of(model, state.cache, tokens[:-1], list(range(len(tokens) - 1)))
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
+    model = model_of(kind)
+    target = CausalLMTarget(model)
+    rng = np.random.default_rng(6)
+    prompts = [rng.integers(0, VOCAB, n).tolist() for n in (3, 11, 1, 7)]
+    wanted = [plain_greedy(model, prompt, 22) for prompt in prompts]
+    longest = max(map(len, prompts))
+    rows = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+    padding = torch.tensor([longest - len(p) for p in prompts])[:, None]
+    steps = torch.arange(longest).expand(len(prompts), -1)
+    first, cache = target.read_prompts(
+        rows, (steps >= padding).long(), (steps - padding).clamp(min=0)
+    )
+    state = BatchCache(StackedCache.from_cache(cache, 40), [len(p) for p in prompts])
+    tokens = [[*p, int(t)] for p, t in zip(prompts, first.logits[:, -1].argmax(-1), strict=True)]
+    going = list(range(len(prompts)))
+    for step in range(4):
+        if step == 2:  # one sequence leaves
+            state.keep_sequences([0, 1, 3])
+            going.remove(2)
+        trees = []
+        for number in going:
+            rest = wanted[number][len(tokens[number]) - len(prompts[number]) :]
+            trees.append(PrefixTree.from_drafts(tokens[number][-1], draft_around(rng, rest)))
+        results = verify_trees(target, state, trees, layout=layout).sequences
+        for number, verified in zip(going, results, strict=True):
+            tokens[number] += verified.token_ids
+            decoded = tokens[number][len(prompts[number]) :]
+            assert decoded == wanted[number][: len(decoded)]
+    assert state.lengths == [len(tokens[number]) - 1 for number in going]
+    assert state.positions is not None
+    one = type(state.cache)(state.cache.keys[:, :1], state.cache.values[:, :1], state.width)
+    slots = np.flatnonzero(state.positions[0] >= 0).tolist()
+    assert state.positions[0][slots].tolist() == list(range(state.lengths[0]))
+    assert_cache_is_that_of(model, one, tokens[0][:-1], slots)
+
+
+def test_layers_of_different_shapes_stay_in_their_cache():
+    cache = DynamicCache()
+    for number, heads in enumerate((2, 4)):
+        states = torch.zeros(1, heads, 3, 8)
+        cache.update(states, states, number)
+    assert StackedCache.from_cache(cache, 8) is None
+
+
+def test_a_target_without_masks_of_its_callers_falls_back_to_rows():
+    import copy
+
+    model = copy.deepcopy(model_of("llama"))
+    model.base.config._attn_implementation = "flash_attention_2"
+    target = CausalLMTarget(model)
+    assert "takes no custom mask" in target.refuses_tree()
+    model.base.config._attn_implementation = "eager"
+    inner = model.base.base_model.forward
+
+    def forget_mask(*args, attention_mask=None, **options):
+        return inner(*args, **options)
+
+    target = CausalLMTarget(model)
+    model.base.base_model.forward = forget_mask
+    assert "does not keep to a four-dimensional mask" in target.refuses_tree()
+
+
+def test_a_tree_probe_without_memory_is_tried_again(monkeypatch):
+    import copy
+
+    model = copy.deepcopy(model_of("llama"))
+    target, inner = CausalLMTarget(model), model.base.base_model
+    read = inner.forward
+
+    def full(*_args, **_options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    def forget_mask(*args, attention_mask=None, **options):
+        return read(*args, **options)
+
+    monkeypatch.setattr(inner, "forward", full)
+    assert target.refuses_tree() is None
+    monkeypatch.setattr(inner, "forward", forget_mask)
+    assert "does not keep to a four-dimensional mask" in target.refuses_tree()
+    monkeypatch.setattr(inner, "forward", read)
+    assert "does not keep" in target.refuses_tree()  # an answer is remembered
+
+
+def test_a_sliding_cache_is_refused():
+    model = model_of("mistral")
+    cache = DynamicCache(config=model.base.config)
+    with torch.inference_mode():
+        model.base(input_ids=torch.tensor([[1, 2, 3]]), **{CACHE_NAME: cache})
+    with pytest.raises(ValueError, match="keeps all tokens of a sliding window"):
+        check_cache(cache)
+    with pytest.raises(ValueError, match="cannot be rolled back"):
+        verify_drafts(CausalLMTarget(model), cache, 1, torch.tensor([[2]]))
