@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -54,3 +56,14 @@ def test_a_p_value_is_two_sided():
     assert compare_paired(np.full(60, 40), calls, before, samples=99).p_value == 0.01
     # one text: its sign is as extreme either way
     assert compare_paired([40], [10], [15], samples=99).p_value == 1.0
+
+
+def test_a_p_value_is_the_exact_one_on_few_texts():
+    tokens, calls, before = [40] * 6, [10, 12, 9, 11, 13, 8], [13, 14, 9, 12, 15, 12]
+    result = compare_paired(tokens, calls, before, samples=20000)
+    assert result.gain.value == pytest.approx(75 / 63 - 1)
+    saved = np.subtract(before, calls)
+    flips = np.array(list(itertools.product([-1, 1], repeat=6))) @ saved
+    assert result.p_value == pytest.approx(np.mean(np.abs(flips) >= saved.sum()), abs=0.01)
+    with pytest.raises(ValueError, match="one text or more"):
+        bootstrap_block_efficiency([], [])

@@ -1,11 +1,9 @@
-"""BlockwiseLM, its heads, its files and its training."""
+"""BlockwiseLM, its heads and its files."""
 
 from __future__ import annotations
 
 import json
-import math
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -13,15 +11,9 @@ pytest.importorskip("torch")
 import torch
 from torch.nn import functional as F
 
-from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of
+from blockwise_models import HEADS, VOCAB, model_of
 from lattice_bpd import FormatError
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
-from lattice_bpd.train.trainer import Trainer, TrainReport
-from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
-from lattice_bpd_kim2024.heads.optimizers import build_optimizers
-from lattice_bpd_kim2024.heads.options import HeadText
-from lattice_bpd_kim2024.heads.validation import measure_heads
-from lattice_bpd_kim2024.small_models import build_small_gpt
 
 SLOTS = HEADS - 1
 
@@ -152,112 +144,3 @@ def test_wrong_sizes_are_refused():
         model_of("gpt2")(ids(4))
     with pytest.raises(TypeError, match="no output embedding"):
         BlockwiseLM(model_of("gpt2").base.transformer)
-
-
-def test_losses_are_cross_entropies_of_later_and_later_tokens():
-    model, batch = model_of("gpt2"), ids(2, 9 + HEADS)
-    rows = HeadText(batch.flatten().numpy().astype(np.int32), row_length=9 + HEADS)
-    losses = torch.tensor(measure_heads(model, rows, 9).losses)
-    with torch.inference_mode():
-        output = model(batch[:, :9], head_positions=torch.arange(9).expand(2, -1))
-        for head in range(HEADS):
-            logits = output.logits if head == 0 else output.head_logits[:, :, head - 1]
-            labels = batch[:, 1 + head : 10 + head]
-            expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-            torch.testing.assert_close(losses[head], expected, rtol=1e-4, atol=1e-4)
-
-
-def train(steps: int, **options) -> tuple[BlockwiseLM, list[list[float]]]:
-    torch.manual_seed(0)
-    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1, num_heads=HEADS)
-    seen: list[list[float]] = []
-    settings = TrainOptions(
-        steps=steps, batch_size=8, sequence_length=24, warmup=3, head_fraction=0.5, **options
-    )
-    report = train_blockwise(
-        model, looping_text(), settings, lambda report: seen.append(report.losses)
-    )
-    assert (report.step, len(seen)) == (steps, steps)
-    return model, seen
-
-
-def test_training_lowers_the_loss_of_each_head_and_repeats_by_seed():
-    model, seen = train(60, precision="fp32")
-    first, last = np.mean(seen[:3], axis=0), np.mean(seen[-3:], axis=0)
-    assert (last < 0.8 * first).all()
-    again, _ = train(60, precision="fp32")
-    for weight, other in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(weight, other)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "auto"])
-def test_training_in_other_precisions(precision):
-    _, seen = train(30, precision=precision)
-    assert sum(seen[-1]) < sum(seen[0])
-
-
-def test_a_frozen_target_stays_as_it_is():
-    torch.manual_seed(0)
-    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1, num_heads=HEADS)
-    before = [weight.clone() for weight in model.base.parameters()]
-    heads = [weight.clone() for weight in model.heads.parameters()]
-    options = TrainOptions(steps=3, sequence_length=24, train_base=False, precision="fp32")
-    train_blockwise(model, looping_text(), options)
-    assert all(map(torch.equal, before, model.base.parameters()))
-    assert not any(map(torch.equal, heads, model.heads.parameters()))
-    assert all(weight.requires_grad for weight in model.base.parameters())
-
-
-def test_a_slow_machine_does_fewer_steps():
-    torch.manual_seed(0)
-    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1, num_heads=HEADS)
-    options = TrainOptions(steps=10**6, sequence_length=24, precision="fp32", max_seconds=1e-6)
-    report = train_blockwise(model, looping_text(), options)
-    assert report.step == report.steps < 100
-
-
-def test_muon_trains_matrices_and_adamw_the_others():
-    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1)
-    muon, adamw = build_optimizers(model, 0.02, 0.01)
-    chosen = {id(weight) for group in muon.param_groups for weight in group["params"]}
-    assert id(model.heads.outer_weight) in chosen
-    assert id(model.output_embedding.weight) not in chosen
-    count = sum(len(group["params"]) for o in (muon, adamw) for group in o.param_groups)
-    assert count == len(list(model.parameters()))
-    report = TrainReport(0, 100)
-    trainer = Trainer({}, [muon, adamw], report, lambda _: {1: 1.0}, warmup=9)
-    trainer.take_step()
-    assert muon.param_groups[0]["lr"] == pytest.approx(0.02 / 10)
-    report.step = 50
-    trainer.take_step()
-    assert adamw.param_groups[0]["lr"] == pytest.approx(0.01 * (0.05 + 0.95 / 2))
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        (np.arange(10), {}, r"shape \(10,\); expected one sequence of 29 or more"),
-        (np.full(100, VOCAB), {}, f"token id {VOCAB}"),
-        (looping_text(100), {"precision": "fp8"}, "precision is 'fp8'"),
-        (looping_text(100), {"steps": 0}, "steps 0"),
-        (looping_text(100), {"head_fraction": 0.0}, "head_fraction is 0.0"),
-        (
-            looping_text(100),
-            {"head_weights": [1.0]},
-            r"head_weights is \[1.0\]; expected 5 numbers",
-        ),
-        (looping_text(500), {"sequence_length": POSITIONS + 1}, f"positions for {POSITIONS}"),
-    ],
-)
-def test_bad_training_requests_are_refused(text, options, message):
-    settings = TrainOptions(**{"sequence_length": 24, "precision": "fp32", **options})
-    with pytest.raises(ValueError, match=message):
-        train_blockwise(model_of("gpt2"), text, settings)
-
-
-def test_training_that_diverges_says_so():
-    torch.manual_seed(0)
-    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1)
-    options = TrainOptions(steps=40, sequence_length=24, other_lr=math.inf, precision="fp32")
-    with pytest.raises(ValueError, match="lower the learning rates"):
-        train_blockwise(model, looping_text(), options)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import signal
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +14,16 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from heads_training import (
+    Child,
+    assert_same_result,
+    checkpoint_step,
+    make_job,
+    signal_at,
+    write_base,
+)
 
 from blockwise_models import VOCAB, looping_text
-from heads_training import Child, checkpoint_step, make_job, read_losses, read_weights, write_base
 from lattice_bpd import FormatError
 from lattice_bpd.train import trainer
 from lattice_bpd.watcher import SilentWatcher
@@ -28,10 +35,6 @@ from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed_at_step_7():
-    return lambda steps: die() if steps == 7 else None
 
 
 def killed_while_saving():
@@ -51,27 +54,15 @@ def killed_at_the_end():
     text_run.write_loss_plot = lambda *_: die()
 
 
-def interrupted_at_step_5():
-    return lambda steps: signal.raise_signal(signal.SIGINT) if steps == 5 else None
-
-
-def terminated_at_step_5():
-    return lambda steps: signal.raise_signal(signal.SIGTERM) if steps == 5 else None
-
-
-def assert_same_result(one: Path, other: Path) -> None:
-    first, second = read_weights(one), read_weights(other)
-    assert first.keys() == second.keys()
-    for name, weight in first.items():
-        assert torch.equal(weight, second[name]), name
-    assert read_losses(one) == read_losses(other)
-
-
 @pytest.mark.parametrize(
     ("recipe", "prepare", "train"),
     [
         # Dropout in the target, both optimizers, one head, passes: all that a state could miss.
-        ("finetune", killed_at_step_7, {"one_head": True, "accumulate": 2, "seed": 5}),
+        (
+            "finetune",
+            partial(signal_at, signal.SIGKILL, 7),
+            {"one_head": True, "accumulate": 2, "seed": 5},
+        ),
         ("joint", killed_while_saving, {}),
         ("distil", killed_at_the_end, {}),
     ],
@@ -89,12 +80,11 @@ def test_a_killed_training_ends_with_the_same_bits(recipe, prepare, train, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("prepare", "expected"),
-    [(interrupted_at_step_5, 130), (terminated_at_step_5, -signal.SIGTERM)],
+    ("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
 )
-def test_a_signal_stops_behind_a_checkpoint_of_its_step(prepare, expected, tmp_path):
+def test_a_signal_stops_behind_a_checkpoint_of_its_step(number, expected, tmp_path):
     job = make_job(tmp_path, "frozen", checkpoint_every=0)
-    status, words = Child(job, prepare, tmp_path / "words").wait()
+    status, words = Child(job, partial(signal_at, number, 5), tmp_path / "words").wait()
     assert status == expected, words
     assert checkpoint_step(tmp_path / "out") == 5
     train_heads(job)
@@ -220,29 +210,6 @@ def test_the_checkpoint_interval_may_change(tmp_path):
     assert train_heads(later).steps == 12
     train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
     assert_same_result(tmp_path / "out", tmp_path / "whole")
-
-
-def test_the_device_may_change(tmp_path, monkeypatch):
-    chosen, used = [], []
-    choose_device, own_device = text_run.choose_device, text_run.own_device
-    monkeypatch.setattr(
-        text_run, "choose_device", lambda device: chosen.append(device) or choose_device(device)
-    )
-    monkeypatch.setattr(
-        text_run, "own_device", lambda device: used.append(own_device(device)) or used[-1]
-    )
-    job = make_job(tmp_path, "frozen", device="cpu")
-    stop(job)
-    result = train_heads(dataclasses.replace(job, device="auto", resume=True))
-    assert chosen == ["cpu", "auto"]
-    assert [device.type for device in used] == ["cpu", choose_device("auto")]
-    assert result.steps == 12
-    train_heads(dataclasses.replace(job, output=tmp_path / "whole"))
-    if used[0].type == used[1].type:
-        assert_same_result(tmp_path / "out", tmp_path / "whole")
-    else:  # other kernels and other rounding after the stop
-        first, whole = read_losses(tmp_path / "out"), read_losses(tmp_path / "whole")
-        assert (first[0], len(first)) == (whole[0], len(whole))
 
 
 def test_restart_throws_the_earlier_run_away(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -12,20 +11,19 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from heads_training import HEADS, SMALL, T, make_job, read_losses, read_weights, write_base
 
 from blockwise_models import VOCAB, looping_text
-from heads_training import HEADS, SMALL, T, make_job, read_losses, read_weights, write_base
 from lattice_bpd import FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd_kim2024.heads.loop import read_log
 from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
-from lattice_bpd_kim2024.heads.recipes import RECIPES, find_recipe
+from lattice_bpd_kim2024.heads.recipes import RECIPES
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.heads.starting_model import build_untrained, load_base
-from lattice_bpd_kim2024.heads.text_run import write_loss_plot
 from lattice_bpd_kim2024.heads.texts import hold_out
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 from lattice_bpd_kim2024.llama2c import Llama2cSizes
@@ -170,23 +168,6 @@ def test_training_leaves_torchs_random_numbers_alone(tmp_path):
     torch.manual_seed(5)
     train_heads(job)
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_the_picture_has_a_curve_for_each_head(tmp_path):
-    lines = [{"step": s, "losses": {"1": 4 - s / 9, "2": 5.0}} for s in range(1, 9)]
-    lines.append({"step": 9, "validation": {"losses": {"1": 3.1, "3": 2.0}, "accuracies": {}}})
-    write_loss_plot(tmp_path / "p.svg", lines, "a < b")
-    root = ElementTree.parse(tmp_path / "p.svg").getroot()
-    name = "{http://www.w3.org/2000/svg}"
-    texts = [element.text for element in root.iter(f"{name}text")]
-    assert {"a < b", "step", "loss, nats a token", "head 1", "head 2", "head 3"} <= set(texts)
-    assert len(list(root.iter(f"{name}polyline"))) == 2
-    assert len(list(root.iter(f"{name}circle"))) == 2
-    points = next(root.iter(f"{name}polyline")).get("points").split()
-    heights = [float(point.split(",")[1]) for point in points]
-    assert heights == sorted(heights)  # a falling loss goes down the page
-    write_loss_plot(tmp_path / "q.svg", [], "nothing")
-    ElementTree.parse(tmp_path / "q.svg")
 
 
 def test_held_out_text_is_the_end():
@@ -355,11 +336,6 @@ def test_a_transformers_configuration_is_built(tmp_path):
     (tmp_path / "small.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     model = build_untrained(job, VOCAB, 0)
     assert (type(model.base).__name__, model.vocab_size) == ("GPT2LMHeadModel", VOCAB)
-
-
-def test_unknown_recipes_name_the_known():
-    with pytest.raises(ValueError, match="expected one of joint, frozen, finetune, distil"):
-        find_recipe("")
 
 
 def test_damaged_logs_are_refused(tmp_path):

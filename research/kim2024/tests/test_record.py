@@ -29,7 +29,7 @@ from blockwise_models import (
 )  # fmt: skip
 from lattice_bpd import FormatError
 from lattice_bpd.build.call_costs import measure_costs
-from lattice_bpd.decode import DraftingModel, PBestDrafter, decode
+from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_kim2024.evaluate import Recording
@@ -241,31 +241,6 @@ def test_record_manifest_is_json_for_others(tmp_path):
     assert value["complete"] is True
     assert value["bytes_per_step"] > 0
     assert (value["vocab_size"], value["num_slots"], value["top_k"]) == (VOCAB, 4, 6)
-
-
-def test_record_and_replay_of_heads_that_look_at_the_exact_token(tmp_path):
-    """Any callable: these heads guess the exact token's successors in the noisy cycle."""
-    base = model_of("trained").base
-
-    def heads(hidden, exact_tokens):
-        steps = 5 * torch.arange(1, 4)
-        guesses = (exact_tokens[:, None] + steps) % VOCAB
-        others = torch.linspace(0.0, 1.0, VOCAB)
-        return 5.0 * torch.nn.functional.one_hot(guesses, VOCAB) + others
-
-    prompts = make_prompts(5)
-    manifest = write_record(tmp_path, base, prompts, OPTIONS, heads=heads)
-    assert manifest.num_slots == 3
-    recording = Recording(read_record(tmp_path).texts)
-    replayed = recording.replay(
-        STRATEGIES["p_best_0gram"], Rescorers(), DraftConfig(top_k=6, num_drafts=3)
-    )
-    for number, prompt in enumerate(prompts):
-        drafter = PBestDrafter(None, top_k=6, num_drafts=3)
-        live = decode(base, list(prompt.token_ids), drafter, heads=heads, max_new_tokens=11)
-        assert live.stats.target_calls == replayed.calls[number]
-        assert live.token_ids == recording.texts[number].output.tolist()
-    assert replayed.block_efficiency > 1.5
 
 
 def test_heads_that_read_states_are_recorded_as_they_decode() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,17 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from heads_training import (
+    check_resumed,
+    check_two_processes,
+    read_losses,
+    read_weights,
+    write_base,
+    write_text,
+)
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, GPTNeoXForCausalLM
 
 from blockwise_models import VOCAB, looping_text
-from heads_training import Child, read_losses, read_weights, start_two, write_base, write_text
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.decode.drafters import NeuralScorer
@@ -41,28 +46,11 @@ def make_job(folder: Path, **options: Any) -> RescorerJob:
     return RescorerJob(folder / "target", folder / "out", [str(write_text(folder))], **fields)
 
 
-def killed_at_step_7():
-    return lambda steps: os.kill(os.getpid(), signal.SIGKILL) if steps == 7 else None
-
-
-def interrupted_at_step_6():
-    return lambda steps: signal.raise_signal(signal.SIGINT) if steps == 6 else None
-
-
 @pytest.mark.parametrize("own_rows", [0, 70])
 def test_a_killed_training_ends_with_the_same_bits(tmp_path, own_rows):
     job = make_job(tmp_path, own_rows=own_rows, prompt_length=4)
-    plain = run_rescorer_job(dataclasses.replace(job, output=tmp_path / "plain"))
-    assert Child(job, killed_at_step_7, tmp_path / "words").wait()[0] == -signal.SIGKILL
-    assert not (tmp_path / "out/config.json").exists()
-    assert Child(job, interrupted_at_step_6, tmp_path / "words").wait()[0] == 130  # at step 10
-    resumed = run_rescorer_job(dataclasses.replace(job, resume=True))
-    weights, expected = read_weights(tmp_path / "out"), read_weights(tmp_path / "plain")
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
-    assert read_losses(tmp_path / "out") == read_losses(tmp_path / "plain")
+    plain, resumed = check_resumed(job, run_rescorer_job, tmp_path)
     assert (resumed.loss, resumed.validation_loss) == (plain.loss, plain.validation_loss)
-    assert not (tmp_path / "out/training").exists()
 
 
 def test_the_result_is_a_causal_lm_that_has_learnt_the_text(tmp_path):
@@ -157,13 +145,7 @@ def test_fine_tuning_starts_from_the_given_rescorer(tmp_path):
 
 def test_two_processes_train_as_one(tmp_path):
     job = make_job(tmp_path, train={"steps": 4}, validate_every=0)
-    run_rescorer_job(dataclasses.replace(job, output=tmp_path / "plain"))
-    for child in start_two(job, tmp_path):
-        status, words = child.wait()
-        assert status == 0, words
-    weights, expected = read_weights(tmp_path / "out"), read_weights(tmp_path / "plain")
-    for name, weight in weights.items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-4)
+    check_two_processes(job, run_rescorer_job, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,16 @@ def test_run_folder_into_the_page(results, tmp_path, monkeypatch):
     assert page.read_text() == (
         f"before\n<!-- results-paper -->\n{expected}\n<!-- /results-paper -->\nafter\n"
     )
+
+
+def test_report_results_replace_their_section_only():
+    text = "before\n<!-- a -->\nold\n<!-- /a -->\nafter <!-- b -->"
+    assert tables.replace_section(text, "a", "new") == text.replace("old", "new")
+    with pytest.raises(ValueError, match=r"no section <!-- b --> .. <!-- /b -->"):
+        tables.replace_section(text, "b", "new")
+
+
+def test_report_results_have_their_marks_in_the_document():
+    text = (ROOT / "research" / "kim2024" / "RESULTS.md").read_text(encoding="utf-8")
+    for name in ("results-demo", "results-stories", "results-stories-rules"):
+        assert tables.replace_section(text, name, "x").count(f"<!-- {name} -->\nx\n") == 1

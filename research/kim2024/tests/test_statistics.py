@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import NGramLM
-from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_kim2024.evaluate import Recording, record
 from lattice_bpd_kim2024.replay.positions import Rescorers
@@ -56,42 +55,6 @@ def rescorers() -> Rescorers:
     return Rescorers(
         NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB, smoothing="witten_bell")
     )
-
-
-def test_statistics_bootstrap_interval_holds_the_value_and_narrows_with_texts():
-    rng = np.random.default_rng(0)
-    calls = rng.integers(5, 20, 400)
-    few = bootstrap_block_efficiency(np.full(25, 40), calls[:25])
-    many = bootstrap_block_efficiency(np.full(400, 40), calls)
-    assert few.low < few.value < few.high
-    assert many.high - many.low < few.high - few.low
-    assert many.value == 400 * 40 / calls.sum()
-    same = bootstrap_block_efficiency([40, 40], [8, 8])
-    assert (same.low, same.value, same.high) == (5.0, 5.0, 5.0)
-    with pytest.raises(ValueError, match="one text or more"):
-        bootstrap_block_efficiency([], [])
-
-
-def test_statistics_bootstrap_covers_the_truth():
-    """Of 95 % intervals on known data about 95 of 100 hold the true ratio."""
-    rng = np.random.default_rng(1)
-    hits = 0
-    for trial in range(200):
-        calls = rng.integers(10, 31, 40)  # mean 20, so 40 tokens a text are 2 tokens a call
-        result = bootstrap_block_efficiency(np.full(40, 40), calls, samples=400, seed=trial)
-        hits += result.low <= 2.0 <= result.high
-    assert 176 <= hits <= 199
-
-
-def test_statistics_paired_test_is_the_exact_one_on_few_texts():
-    tokens, calls, before = [40] * 6, [10, 12, 9, 11, 13, 8], [13, 14, 9, 12, 15, 12]
-    result = compare_paired(tokens, calls, before, samples=20000)
-    assert result.gain.value == pytest.approx(75 / 63 - 1)
-    saved = np.subtract(before, calls)
-    flips = np.array(list(itertools.product([-1, 1], repeat=6))) @ saved
-    exact = np.mean(np.abs(flips) >= saved.sum())
-    assert result.p_value == pytest.approx(exact, abs=0.01)
-    assert compare_paired(tokens, calls, calls).p_value == 1.0
 
 
 def test_statistics_repetition_counts_neighbours_and_runs():
