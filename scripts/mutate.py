@@ -1,10 +1,10 @@
 """Mutation testing: apply small code changes one at a time, run tests, report survivors.
 
 tests/mutations.txt lists the mutations: a unique snippet of a source file, its replacement, and the
-tests that must fail under it, or `*` in other lists: tests that execute it, those that execute
-least first. What tests execute is recorded in build/mutate/executed (which needs `coverage`), anew
-after changes of a test or of the mutated packages. Imports see a mutation of Python, no file
-changes; C++ is changed and built in a copy of the work tree, build/mutate/tree.
+tests that must fail under it, or `*` in other lists: tests that execute it. What tests execute is
+recorded in build/mutate/executed (which needs `coverage`), anew after changes of a test or of the
+mutated packages. Imports see a mutation of Python, no file changes; C++ is changed and built in a
+copy of the work tree, build/mutate/tree.
 Exits with status 1 where fewer than 95 % of the C++ or of the Python mutations are killed, and with
 status 2 where mutations no longer apply, do not build, or tests fail without any mutation.
 """
@@ -24,11 +24,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ CPU_LIMIT, CLOCK_LIMIT = 120, 3600
 ERROR = 2
 
 COVERING = "*"  # in place of tests: those that execute the mutation
-MOST_TESTS, MOST_SECONDS = 150, 30.0  # of the tests that execute it
+SPECIFIC, MOST_TESTS, MOST_SECONDS = 6, 120, 20.0  # of the tests that execute it
 PACKAGE = ROOT / "python" / "lattice_bpd"
 # Python runs this module at its start if its folder is on the path.
 SITE = """
@@ -255,6 +255,7 @@ def run_python(mutations: Sequence[Mutation], progress: Progress) -> dict[str, O
                 raise MutateError(f"{plain.killer} fails without any mutation")
         sampled = sorted({Path(m.path) for m in mutations if m.tests == COVERING})
         executed = record_executed(sampled, forks)
+        progress.start = time.monotonic()
         outcomes = {}
         for mutation in mutations:
             tests, limit = mutation.tests.split(), CPU_LIMIT
@@ -269,17 +270,10 @@ def run_python(mutations: Sequence[Mutation], progress: Progress) -> dict[str, O
 
 
 class Executed(NamedTuple):
-    """What a test executes.
-
-    Attributes:
-        seconds: of the processor.
-        num_lines: of the package.
-        lines: those of each mutated file.
-    """
+    """What a test executes: seconds of the processor, and (file, line) of the package."""
 
     seconds: float
-    num_lines: int
-    lines: dict[str, set[int]]
+    lines: frozenset[tuple[str, int]]
 
 
 def record_executed(paths: Sequence[Path], forks: PytestForks) -> dict[str, Executed]:
@@ -300,7 +294,6 @@ def record_executed(paths: Sequence[Path], forks: PytestForks) -> dict[str, Exec
     for path in sorted(file for name in packages for file in (PACKAGE / name).rglob("*.py")):
         digest.update(path.read_bytes())
     executed: dict[str, Executed] = {}
-    wanted = {str(ROOT / path) for path in paths}
     (SCRATCH / "executed").mkdir(parents=True, exist_ok=True)
     for file in sorted((ROOT / "tests" / "python").glob("test_*.py")):
         if not imported.search(file.read_text(encoding="utf-8")):
@@ -314,34 +307,42 @@ def record_executed(paths: Sequence[Path], forks: PytestForks) -> dict[str, Exec
                 record.unlink(missing_ok=True)
                 raise MutateError(f"{outcome.killer} fails without any mutation")
         for name, test in json.loads(record.read_text()).items():
-            lines = {path: set(test["lines"].get(path, ())) for path in wanted}
-            executed[name] = Executed(test["seconds"], sum(map(len, test["lines"].values())), lines)
+            lines = frozenset((path, n) for path, ns in test["lines"].items() for n in ns)
+            executed[name] = Executed(test["seconds"], lines)
     return executed
 
 
 def choose_tests(mutation: Mutation, executed: dict[str, Executed]) -> list[str]:
-    """Tests that execute a mutation: of each function one case after the other, shortest first."""
+    """Tests that execute a mutation, as many as take MOST_SECONDS.
+
+    First the most specific ones, which execute least; then those that execute the most lines of the
+    package a second that none before executes; then other cases of the same test functions.
+    """
     path, covering = str(ROOT / mutation.path), list[str]()
     for lines in _lines_of(mutation):
-        covering = [
-            name for name, test in executed.items() if not lines.isdisjoint(test.lines[path])
-        ]
+        wanted = {(path, line) for line in lines}
+        covering = [name for name, test in executed.items() if not wanted.isdisjoint(test.lines)]
         if covering:
             break
-    cases = Counter[str]()
-    order = []
-    for name in sorted(
-        covering, key=lambda name: (executed[name].num_lines, executed[name].seconds)
-    ):
-        function = name.partition("[")[0]
-        order.append((cases[function], executed[name].num_lines, name))
-        cases[function] += 1
+    covering.sort(key=lambda name: (len(executed[name].lines), executed[name].seconds))
+    functions: dict[str, list[str]] = {}
+    for name in covering:
+        functions.setdefault(name.partition("[")[0], []).append(name)
+    left = [cases.pop(0) for cases in functions.values()]
+    order, left = left[:SPECIFIC], left[SPECIFIC:]
+    seen = set[tuple[str, int]]().union(*(executed[name].lines for name in order))
+    while left and len(order) < MOST_TESTS:
+        rates = {n: len(executed[n].lines - seen) / (executed[n].seconds + 0.05) for n in left}
+        best = max(left, key=lambda name: rates[name])
+        order.append(best)
+        left.remove(best)
+        seen |= executed[best].lines
+    order += [name for cases in zip_longest(*functions.values()) for name in cases if name]
     chosen, seconds = list[str](), 0.0
-    for _, _, name in sorted(order)[:MOST_TESTS]:
-        seconds += executed[name].seconds
-        if seconds > MOST_SECONDS and chosen:
-            break
-        chosen.append(name)
+    for name in order[:MOST_TESTS]:
+        if not chosen or seconds + executed[name].seconds <= MOST_SECONDS:
+            chosen.append(name)
+            seconds += executed[name].seconds
     return chosen
 
 

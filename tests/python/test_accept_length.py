@@ -64,42 +64,24 @@ def test_temperature_divides_scores_and_alpha(small_lm: NGramLM) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_draft_tokens_are_those_of_shorter_lattices(small_lm: NGramLM, threads: int) -> None:
-    logits = np.random.default_rng(8).standard_normal((40, 5, 4)).astype(np.float32)
-    contexts, lengths = [[row % 4] for row in range(40)], [row % 6 for row in range(40)]
-    best = select_top_k(logits, 3, log_softmax=False, where="test")
-    options = {"alpha": 0.5, "temperature": 1.5, "threads": threads}
-    drafts = draft_chains(best, contexts, small_lm, lengths, **options)
-    cut = draft_chains(best, contexts, small_lm, lengths, min_prob=0.4, **options)
-    assert 0 < sum(map(len, cut)) < sum(map(len, drafts))
-    divided = best.at_temperature(1.5)
-    for row, (draft, short) in enumerate(zip(drafts, cut, strict=True)):
-        slots = slice(row, row + 1), slice(0, lengths[row])
-        lattice = Candidates(divided.token_ids[slots], divided.scores[slots])
-        options = {"kind": "chain", "alpha": 0.5 / 1.5}
-        tree = search_trees(lattice, [contexts[row]], small_lm, [5], **options)[0]
-        assert draft == tree.token_ids[1:]
-        probabilities = np.exp(tree.log_probs) if draft else np.empty(0)
-        assert short == draft[: int(np.count_nonzero(probabilities >= 0.4))]
-
-
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", ["candidates", "numpy", "torch"])
 @pytest.mark.parametrize("normalization", ["global", "local"])
-def test_draft_tokens_of_lattices_with_transitions(
-    small_lm: NGramLM, kind: str, normalization: str
+def test_draft_tokens_are_those_of_shorter_lattices(
+    small_lm: NGramLM, kind: str, normalization: str, threads: int
 ) -> None:
     rng = np.random.default_rng(9)
-    best = select_top_k(
-        rng.standard_normal((40, 5, 4)).astype(np.float32), 3, log_softmax=False, where="test"
-    )
+    logits = rng.standard_normal((40, 5, 4)).astype(np.float32)
+    best = select_top_k(logits, 3, log_softmax=False, where="test")
     start, pairs = rng.standard_normal((40, 3)), rng.standard_normal((40, 4, 3, 3))
     arrays = [best.token_ids, best.scores, start.astype(np.float32), pairs.astype(np.float32)]
     if kind == "torch":
         torch = pytest.importorskip("torch")
         arrays = [torch.from_numpy(array) for array in arrays]
-    lattice = LatticeInput(*arrays, normalization=normalization)
+    lattice: Any = LatticeInput(*arrays, normalization=normalization)
+    if kind == "candidates":
+        lattice = best
     contexts, lengths = [[row % 4] for row in range(40)], [row % 7 for row in range(40)]
-    options = {"alpha": 0.5, "temperature": 1.5}
+    options = {"alpha": 0.5, "temperature": 1.5, "threads": threads}
     drafts = draft_chains(lattice, contexts, small_lm, lengths, **options)
     cut = draft_chains(lattice, contexts, small_lm, lengths, min_prob=0.4, **options)
     assert 0 < sum(map(len, cut)) < sum(map(len, drafts))
@@ -109,12 +91,16 @@ def test_draft_tokens_of_lattices_with_transitions(
             assert draft == short == []
             continue
         of_row = slice(row, row + 1)
-        shorter = LatticeInput(
-            divided.token_ids[of_row], divided.scores[of_row], divided.start[of_row],
-            divided.transitions[of_row], normalization=normalization,
-        ).cut(lengths[row], 3)  # fmt: skip
-        options = {"kind": "chain", "alpha": 0.5 / 1.5}
-        tree = search_trees(shorter, [contexts[row]], small_lm, [5], **options)[0]
+        if kind == "candidates":
+            slots = of_row, slice(0, lengths[row])
+            shorter: Any = Candidates(divided.token_ids[slots], divided.scores[slots])
+        else:
+            shorter = LatticeInput(
+                divided.token_ids[of_row], divided.scores[of_row], divided.start[of_row],
+                divided.transitions[of_row], normalization=normalization,
+            ).cut(lengths[row], 3)  # fmt: skip
+        given = {"kind": "chain", "alpha": 0.5 / 1.5}
+        tree = search_trees(shorter, [contexts[row]], small_lm, [5], **given)[0]
         assert draft == tree.token_ids[1:]
         assert short == draft[: int(np.count_nonzero(np.exp(tree.log_probs) >= 0.4))]
     with pytest.raises(ValueError, match="found 2 maximum lengths for 40 lattices"):
@@ -125,8 +111,6 @@ def test_draft_tokens_need_sound_options(small_lm: NGramLM) -> None:
     best = select_top_k(np.zeros((1, 2, 4), np.float32), 2, log_softmax=False, where="test")
     with pytest.raises(ValueError, match=r"temperature is 0\.0; expected above 0"):
         draft_chains(best, [[1]], small_lm, [2], alpha=0.0, temperature=0.0)
-    with pytest.raises(ValueError, match="found 2 maximum lengths for 1 lattices"):
-        draft_chains(best, [[1]], small_lm, [2, 2], alpha=0.5)
 
 
 @pytest.mark.parametrize(

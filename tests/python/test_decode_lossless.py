@@ -131,6 +131,8 @@ def test_output_is_that_of_the_models_own_generate(kind, name, layout):
     assert calls <= 8 * NEW
     if kind == "trained" and name in ("bpd", "p_best", "tree", "chain", "oracle"):
         assert calls < 8 * NEW / 1.5  # drafts were accepted
+    if kind not in ("trained", "gemma2"):
+        return
     for limit in (1, 2, 6):
         result = run(texts[0], max_new_tokens=limit)
         assert (result.token_ids, result.finish) == (wanted[0][:limit], "length")
