@@ -2,7 +2,7 @@
 
 `test_command_options.py` runs every command with these functions replaced by ones that note what
 they are given. A new command needs a Scene; a new option needs nothing, unless its value is special
-(a file that must exist, a choice that another option excludes) or the parameter has another name.
+(a file that must exist, a choice that another option excludes).
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class Change:
     Attributes:
         values: for the option; None: by its type.
         wanted: what must be passed on: a value, or a predicate of it; None: by the values.
-        targets: further names of parameters that may change with the option.
         must: further "function.parameter" that must change.
         drop: arguments to leave out beside it.
         given: arguments of both runs, beside those of the scene.
@@ -83,7 +82,6 @@ class Change:
 
     values: list[str] | None = None
     wanted: Any = None
-    targets: set[str] = field(default_factory=set)
     must: set[str] = field(default_factory=set)
     drop: tuple[str, ...] = ()
     given: Arguments = field(default_factory=dict)
@@ -318,11 +316,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             },
         ),
         "replay": Scene(
-            {
-                "record": ["run"],
-                "lm": ["a.lm"],
-                "strategies": ["p_best_ngram,tree"],
-            },
+            {"record": ["run"], "lm": ["a.lm"], "strategies": ["p_best_ngram,tree"]},
             {
                 FIND_RECORDS: returns({"text": "run/text"}),
                 READ_RECORD: RECORD,
@@ -389,10 +383,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         ),
         "heads train": Scene(
             {"inputs": ["text.txt"], "output": ["heads"], "recipe": ["frozen"], "base": ["base"]},
-            {
-                "torch.set_num_threads": None,
-                "lattice_bpd_kim2024.heads.run.train_heads": END,
-            },
+            {"torch.set_num_threads": None, "lattice_bpd_kim2024.heads.run.train_heads": END},
         ),
         "drafter train": Scene(
             {"inputs": ["text.txt"], "output": ["model"], "target": ["target"]},
@@ -404,10 +395,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         ),
         "rescorer train": Scene(
             {"inputs": ["text.txt"], "output": ["model"], "target": ["target"]},
-            {
-                "torch.set_num_threads": None,
-                "lattice_bpd_kim2024.rescorer.run_rescorer_job": END,
-            },
+            {"torch.set_num_threads": None, "lattice_bpd_kim2024.rescorer.run_rescorer_job": END},
         ),
         "ngram train": Scene(
             {"inputs": ["text.txt"], "output": ["out.lm"]},
@@ -448,13 +436,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
                 WRITE_LM: END,
             },
         ),
-        "ngram prune": Scene(
-            {"lm": ["in.lm"], "output": ["out.lm"]},
-            {
-                READ_LM: lm,
-                WRITE_LM: END,
-            },
-        ),
+        "ngram prune": Scene({"lm": ["in.lm"], "output": ["out.lm"]}, {READ_LM: lm, WRITE_LM: END}),
         "ngram merge": Scene(
             {"lms": ["a.lm", "b.lm"], "output": ["out.lm"], "weights": ["0.5,0.5"]},
             {
@@ -466,11 +448,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
             },
         ),
         "ngram convert": Scene(
-            {"input": ["in.lm"], "output": ["out.lm"]},
-            {
-                READ_LM: lm,
-                WRITE_LM: END,
-            },
+            {"input": ["in.lm"], "output": ["out.lm"]}, {READ_LM: lm, WRITE_LM: END}
         ),
         "ngram from-kenlm": Scene(
             {"input": ["in.arpa"], "output": ["out.lm"]},
@@ -483,10 +461,7 @@ def make_scenes(note: Callable[..., None]) -> dict[str, Scene]:
         ),
         "ngram evaluate": Scene(
             {"lms": ["a.lm"], "text": ["text.ids"]},
-            {
-                READ_LM: lm,
-                "lattice_bpd.cli.ngram.read_sequences": Stub("sequences"),
-            },
+            {READ_LM: lm, "lattice_bpd.cli.ngram.read_sequences": Stub("sequences")},
         ),
     }
 
@@ -498,234 +473,108 @@ def is_json(text: str) -> bool:
         return False
 
 
-HEADS = {"recipe": Change(["finetune"]), "boundaries": Change(["line"])}
-MODEL = {"path", "directory", "pretrained_model_name_or_path", "model_name", "tokenizer"}
-OF_MODEL = Change(
-    ["m"], wanted=77, targets={"vocab_size", "tokenizer"},
-    files={"m/config.json": '{"vocab_size": 77}', "m/tokenizer.json": ""},
-)  # fmt: skip
+# fmt: off
+SHARED: dict[str, Change] = {
+    "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
+    "min_counts": Change(["1,2"], wanted=(1, 2)),
+    "prune_to": Change(["2k"], wanted=2000),
+    "quantise": Change(["8"], wanted=8, must={"write_lm.lm"}),
+    "task": Change(["squad"]),
+    "accept": Change(["top_k:4"]),
+    "prompt_tokens": Change(["3"], wanted=(97, 97, 97)),
+    "stop_token_id": Change(["3"], wanted=(3,)),
+    "max_nodes": Change(["3"], wanted=3),
+    "json": Change(wanted=is_json),
+}
+"""Options of several commands; CHANGES has those of one."""
+PROMPT = (99, 97, 116)
+LOW_RANK = Change(given={"selector": ["low-rank"]})
+OF_MODEL = Change(["m"], wanted=77,
+                  files={"m/config.json": '{"vocab_size": 77}', "m/tokenizer.json": ""})
+FOLDERS = Change(must={"check_folders.heads", "load_folders.folders.heads"})
 CHANGES: dict[str, dict[str, Change]] = {
     "build": {
-        "model": Change(targets=MODEL | {"pretrained_model_name_or_path"}),
         "chat": Change(wanted=False),
         "max_bytes": Change(["4K"], wanted=4096),
         "seconds": Change(["20m"], wanted=1200.0),
-        "keep_heads": Change(targets={"heads"}),
     },
     "generate": {
-        "model": Change(targets=MODEL | {"heads_directory"}),
-        "heads": Change(targets=MODEL | {"heads_directory"}),
-        "tokenizer": Change(targets={"path"}),
-        "lm": Change(targets={"path"}),
-        "prompt": Change(["cat"], wanted=(99, 97, 116), targets={"input_ids"}),
-        "prompt_file": Change(
-            ["cat.txt"],
-            wanted=(99, 97, 116),
-            targets={"input_ids"},
-            drop=("prompt",),
-            files={"cat.txt": "cat"},
-        ),
-        "chat": Change(
-            ["cat"],
-            wanted=(99, 97, 116),
-            targets={"input_ids", "max_new_tokens", "from_pretrained"},
-            drop=("prompt",),
-        ),
-        "compare": Change(wanted=64, targets={"limit", "stdout"}),
-        "strategy": Change(["greedy"], targets={"lm", "path"}),
+        "prompt": Change(["cat"], wanted=PROMPT),
+        "prompt_file": Change(["cat.txt"], wanted=PROMPT, drop=("prompt",),
+                              files={"cat.txt": "cat"}),
+        "chat": Change(["cat"], wanted=PROMPT, drop=("prompt",)),
+        "compare": Change(wanted=64),
+        "strategy": Change(["greedy"]),
         "num_drafts": Change(given={"strategy": ["p_best"]}),
         "sources": Change(["heads,text"], wanted=("heads", "text")),
-        "max_nodes": Change(["3"], wanted=3),
         "alpha": Change(given={"strategy": ["tree"]}),
         "temperature": Change(given={"strategy": ["tree"]}),
         "draft_length": Change(given={"strategy": ["draft_model"]}),
-        "draft_model": Change(targets=MODEL, files={"changed/config.json": "{}"}),
-        "drafter": Change(
-            ["changed.json"],
-            targets=MODEL | {"path", "heads", "heads_directory", "drafter"},
-            must={"load_drafter.path"},
-            drop=("strategy",),
-            files={"changed.json": DRAFTER},
-        ),
-        "accept": Change(["top_k:4"], targets={"acceptance"}),
-        "regex": Change(targets={"constraint"}),
-        "json_schema": Change(
-            ["schema.json"], wanted="{} ", targets={"constraint"}, files={"schema.json": "{} "}
-        ),
-        "certificate": Change(targets={"path"}),
-        "json": Change(wanted=is_json, targets={"stdout"}),
+        "draft_model": Change(files={"changed/config.json": "{}"}),
+        "drafter": Change(["changed.json"], must={"load_drafter.path"}, drop=("strategy",),
+                          files={"changed.json": DRAFTER}),
+        "json_schema": Change(["schema.json"], wanted="{} ", files={"schema.json": "{} "}),
     },
     "certify": {
-        "file": Change(drop=("server", "baseline", "prompts", "output"), targets={"path"}),
-        "server": Change(["http://c"], targets={"url"}),
-        "baseline": Change(["http://c"], targets={"url"}),
-        "prompts": Change(targets={"file"}),
-        "no_chat": Change(wanted="Hi", targets={"prompts"}),
-        "output": Change(targets={"path"}),
+        "file": Change(drop=("server", "baseline", "prompts", "output")),
+        "server": Change(["http://c"]),
+        "baseline": Change(["http://c"]),
+        "no_chat": Change(wanted="Hi"),
     },
     "evaluate": {
-        "out": Change(targets={"directory"}),
-        "quick": Change(
-            wanted=QUICK.max_files,
-            drop=("model", "task", "data", "lm"),
-            targets={"source", "name", "strategies", "alphas", "held_out"},
-        ),
-        "model": Change(targets=MODEL),
-        "lm": Change(targets={"values", "lms", "lm_files", "changed", "a"}),
-        "rescorer": Change(targets={"values", "scorers", "scorer_files", "changed"}),
-        "domain_lm": Change(["text=b.lm"], targets={"values", "domain_lms", "domain_lm_files"}),
-        "domain_rescorer": Change(
-            ["text=b"],
-            targets={"values", "domain_scorers", "domain_scorer_files"},
-            given={"rescorer": ["a"]},
-        ),
-        "task": Change(["squad"], targets={"name", "metrics"}),
-        "data": Change(targets={"path"}),
+        "quick": Change(wanted=QUICK.max_files, drop=("model", "task", "data", "lm")),
+        "domain_lm": Change(["text=b.lm"]),
+        "domain_rescorer": Change(["text=b"], given={"rescorer": ["a"]}),
         "strategies": Change(["bpd,oracle"], wanted=("bpd", "oracle")),
-        "alphas": Change(["0.3,0.7"], wanted=(0.3, 0.7), targets={"scorer_alphas"}),
+        "alphas": Change(["0.3,0.7"], wanted=(0.3, 0.7)),
         "temperatures": Change(["1.5,3"], wanted=(1.5, 3.0)),
-        "live": Change(targets={"live_texts"}),
-        "accept": Change(["top_k:4"], wanted=("top_k:4",), targets={"rules"}),
-        "accept_texts": Change(targets={"rule_texts"}),
+        "accept": Change(["top_k:4"], wanted=("top_k:4",)),
+        "heads": FOLDERS,
     },
+    "record": {"heads": FOLDERS},
     "speculation": {
-        "model": Change(targets=MODEL),
-        "draft_model": Change(targets=MODEL | {"draft_model"}),
-        "task": Change(["squad"], targets={"name", "prompts"}),
-        "data": Change(targets={"path"}),
-        "accept": Change(["rejection:0.7"], wanted="rejection:0.7,seed=0", targets={"rules"}),
-        "tokenizer": Change(targets={"path"}),
-        "prompt_tokens": Change(["3"], wanted=(97, 97, 97), targets={"prompts"}),
+        "accept": Change(["rejection:0.7"], wanted="rejection:0.7,seed=0"),
         "draft_lengths": Change(["3,5"], wanted=(3, 5)),
-        "json": Change(targets={"path"}),
-    },
-    "record": {
-        "model": Change(targets=MODEL),
-        "task": Change(["squad"], targets={"name"}),
-        "data": Change(targets={"path"}),
-        "out": Change(targets={"directory"}),
     },
     "replay": {
-        "record": Change(targets={"run", "path"}),
-        "lm": Change(targets={"values", "lms", "lm"}),
-        "rescorer": Change(targets={"values", "neural"}),
-        "strategies": Change(["bpd"], wanted="bpd", targets={"points"}),
+        "strategies": Change(["bpd"], wanted="bpd"),
         "top_k": Change(["2"], wanted=2),
         "num_drafts": Change(["3"], wanted=3),
-        "max_nodes": Change(["3"], wanted=3),
         "alpha": Change(["0.375"], wanted=0.375),
         "temperature": Change(["0.375"], wanted=0.375),
-        "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts", "recordings"}),
-        "csv": Change(targets={"files"}),
-    },
-    "report": {
-        "run_folder": Change(targets={"directory", "run", "path"}),
-        "out": Change(targets={"path"}),
-        "steps": Change(targets={"most"}),
-        "lm": Change(targets={"path"}),
-        "rescorer": Change(targets={"values", "scorer"}),
-        "tokenizer": Change(targets={"path"}),
+        "limit": Change(wanted=lambda texts: len(texts) == 3),
     },
     "tune": {
-        "run_folder": Change(targets={"run", "directory", "path"}),
-        "cost": Change(targets={"path"}),
-        "chain_only": Change(wanted=("greedy", "bpd", "chain"), targets={"families"}),
-        "measure": Change(targets={"directory", "costs"}, drop=("cost",)),
+        "chain_only": Change(wanted=("greedy", "bpd", "chain")),
+        "measure": Change(drop=("cost",)),
         "heads": Change(given={"measure": ["model"]}, drop=("cost",), must={"load_model.heads"}),
-        "lm": Change(targets={"values", "lms", "files", "changed", "a.lm"}),
-        "rescorer": Change(targets={"values", "scorers", "rescoring", "folders"}),
-        "limit": Change(wanted=lambda texts: len(texts) == 3, targets={"texts"}),
-        "out": Change(["changed.json"], targets={"path"}),
+        "limit": Change(wanted=lambda texts: len(texts) == 3),
+        "out": Change(["changed.json"]),
     },
     "heads train": {
         "first_head": Change(wanted=False),
         "dropout": Change(wanted=False),
-        **HEADS,
-        "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
-        "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
+        "recipe": Change(["finetune"]),
+        "boundaries": Change(["line"]),
         "head_weights": Change(["1,2"], wanted=(1.0, 2.0)),
     },
     "drafter train": {
-        "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
-        "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
         "hidden_layers": Change(["0,2"], wanted=(0, 2)),
-        "selector": Change(["low-rank"], wanted=64, targets={"rank", "top_k", "learning_rate"}),
+        "selector": Change(["low-rank"], wanted=64),
         "precision": Change(["bf16"]),
-        "rank": Change(given={"selector": ["low-rank"]}),
-        "top_k": Change(given={"selector": ["low-rank"]}),
-        "learning_rate": Change(given={"selector": ["low-rank"]}),
+        "rank": LOW_RANK, "top_k": LOW_RANK, "learning_rate": LOW_RANK,
     },
-    "rescorer train": {
-        "validation": Change(["a.txt", "b.txt"], wanted=("a.txt", "b.txt")),
-        "threads": Change(targets={"threads", "num_threads", "int", "arg0"}),
-    },
-    "ngram train": {
-        "model": OF_MODEL,
-        "output": Change(targets={"path"}),
-        "inputs": Change(targets={"path"}),
-        "min_counts": Change(["1,2"], wanted=(1, 2)),
-    },
-    "ngram spark": {
-        "output": Change(targets={"path"}),
-        "min_counts": Change(["1,2"], wanted=(1, 2)),
-        "prune_to": Change(["2k"], wanted=2000),
-        "from_parts": Change(targets={"folder"}, drop=("inputs",)),
-    },
-    "ngram count": {
-        "model": OF_MODEL,
-        "checkpoint_minutes": Change(),
-    },
-    "ngram merge-counts": {"counts": Change(targets={"paths"})},
-    "ngram distil": {
-        "model": Change(targets={"path"}),
-        "corpus": Change(targets={"inputs"}),
-        "output": Change(targets={"path"}),
-        "min_counts": Change(["1,2"], wanted=(1, 2)),
-    },
-    "ngram prune": {
-        "lm": Change(targets={"path"}),
-        "output": Change(targets={"path"}),
-        "prune_to": Change(["2k"], wanted=2000),
-        "min_counts": Change(["1,2"], wanted=(1, 2)),
-        "keep_ids": Change(["ids.txt"], wanted=(3, 5), files={"ids.txt": "3\n5\n"}),
-        "quantise": Change(["8"], wanted=8, targets={"bits", "lm"}, must={"write_lm.lm"}),
-    },
+    "report": {"steps": Change(wanted=lambda most: most == 3)},
+    "ngram train": {"model": OF_MODEL},
+    "ngram spark": {"from_parts": Change(drop=("inputs",))},
+    "ngram count": {"model": OF_MODEL},
+    "ngram prune": {"keep_ids": Change(["ids.txt"], wanted=(3, 5), files={"ids.txt": "3\n5\n"})},
     "ngram merge": {
-        "lms": Change(["changed", "b.lm"], wanted="changed", targets={"path"}),
-        "output": Change(targets={"path"}),
+        "lms": Change(["changed", "b.lm"], wanted="changed"),
         "weights": Change(["0.25,0.75"], wanted=(0.25, 0.75)),
-        "heldout": Change(drop=("weights",), targets={"path", "weights"}),
+        "heldout": Change(drop=("weights",)),
         "tokenizer": Change(drop=("weights",), given={"heldout": ["text.ids"]}),
     },
-    "ngram convert": {
-        "input": Change(targets={"path"}),
-        "output": Change(targets={"path"}),
-        "quantise": Change(["8"], wanted=8, targets={"bits", "lm"}, must={"write_lm.lm"}),
-    },
-    "ngram from-kenlm": {
-        "input": Change(targets={"path"}),
-        "output": Change(targets={"path"}),
-        "write_vocab": Change(targets={"files"}),
-    },
-    "ngram info": {
-        "lms": Change(targets={"lm"}),
-        "json": Change(wanted=is_json, targets={"stdout"}),
-    },
-    "ngram evaluate": {
-        "lms": Change(targets={"path"}),
-        "text": Change(targets={"path"}),
-        "bos": Change(wanted=False),
-        "eos": Change(wanted=False),
-        "json": Change(wanted=is_json, targets={"stdout"}),
-    },
+    "ngram evaluate": {"bos": Change(wanted=False), "eos": Change(wanted=False)},
 }
-for _command in ("evaluate", "record"):
-    CHANGES[_command] |= {
-        "heads": Change(must={"check_folders.heads", "load_folders.folders.heads"}),
-        "tokenizer": Change(targets={"path", "tokenizer_file"}),
-        "stop_token_id": Change(["3"], wanted=(3,), targets={"stop_token_ids"}),
-        "prompt_tokens": Change(["3"], wanted=(97, 97, 97), targets={"token_ids"}),
-    }
-CHANGES["evaluate"]["task"].targets |= {"text", "squad", "token_ids"}
-CHANGES["evaluate"]["model"].targets |= {"tokenizer_file"}
-CHANGES["record"]["task"].targets |= {"token_ids"}
+# fmt: on
