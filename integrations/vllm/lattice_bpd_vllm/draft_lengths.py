@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts
+from lattice_bpd.decode.drafters.call_costs import SIZES
 from lattice_bpd.decode.drafters.mixture import ROUNDED_UP
 from lattice_bpd_vllm.batch import EngineStep
 
@@ -18,9 +19,10 @@ _OWN_SHARE = 0.005  # time of searches that draft nothing, as a share of the ste
 _LONGEST_PAUSE = 64  # steps
 _RETRY = 64  # least number of steps without drafts, after which one is drafted to measure again
 _TRIAL_SHARE = 0.005  # expected loss by either, as a share of the steps' time
-_WRONG = 0.8  # if it takes less than this part of what was expected, all is measured again
 _PLAIN = (4, 64)  # steps with drafts after which one has none, to measure it: fewest, most
-_LEAST_TRIAL = 0.8  # sizes that no step had are tried where this part of the best rate is expected
+_FIRST_PLAIN = 2  # first steps, without drafts
+_RECENT, _OLD = 8, 512  # steps of a size that are kept; steps after which they no longer count
+_PRIOR_SLOPE = 0.007  # growth of a step's time for each unit, where no draft was measured
 _FIRST_SLOTS = 16  # first steps, half of them with slots
 _COLD = 8  # of these, which are not counted
 _SLOT_TRIAL = 64  # steps between trials with slots where these do not pay, or without
@@ -116,6 +118,8 @@ class DraftLengths:
             with_slots: whether they were drafted with slots.
         """
         batch = self._batch(count)
+        if batch.num_plain < _FIRST_PLAIN:
+            return [0] * len(probs)
         flat = np.concatenate([*(np.log1p(one.cumsum()) for one in probs), np.empty(0)])
         owners = np.repeat(np.arange(len(probs)), [len(one) for one in probs])
         flat[1:] -= np.where(owners[1:] == owners[:-1], flat[:-1], 0.0)  # what each token adds
@@ -124,27 +128,23 @@ class DraftLengths:
         order = np.argsort(-flat, kind="stable")[:most]
         expected = np.ones(most + 1)
         expected[1:] = np.exp(flat[order].cumsum() / count)
-        units = batch.units[: most + 1]
-        times = batch.costs.times(int(units[-1]))
-        rates = expected / (times[units] + own_seconds)
+        times = batch.times.table
+        rates = expected / (times[batch.units[: most + 1]] + own_seconds)
         size = int(rates.argmax())
         batch.add_gain(float(rates[size] * times[0]), with_slots=with_slots)
-        measured = batch.costs.next_to_measure()
         gain = float(rates[size] / rates[0]) - 1.0
         if gain < _LEAST_GAIN:
             size = 0
-        if batch.drafted >= min(max(gain / _TRIAL_SHARE, _PLAIN[0]), _PLAIN[1]):
-            size, measured = 0, 0
-        elif measured is not None:
-            trial = min(measured // 2 * batch.unit, most)
-            if trial == 0 or rates[trial] > _LEAST_TRIAL * rates[size]:
-                size = trial
+        often = _PLAIN[0] * (1 + batch.num_plain)
+        is_plain = batch.drafted >= min(max(gain / _TRIAL_SHARE, _PLAIN[0]), often, _PLAIN[1])
+        if is_plain:
+            size = 0
         elif size == 0 and most:
             retry = min(batch.unit, most)
             loss = float(rates[0] / rates[retry]) - 1.0
             batch.is_retry = batch.undrafted > max(_RETRY, loss / _TRIAL_SHARE)
             size = retry if batch.is_retry else 0
-        if size == 0 and measured is None and not with_slots:
+        if size == 0 and not is_plain and not with_slots:
             steps = int(own_seconds / (_OWN_SHARE * float(times[0])))
             batch.pause = min(steps, _LONGEST_PAUSE)
         lengths = [0] * len(probs)
@@ -171,7 +171,7 @@ class DraftLengths:
         batch = self._batches[1]
         times = {
             units // 2 * batch.unit: round(1e3 * seconds, 3)
-            for units, seconds in batch.costs.measured().items()
+            for units, seconds in sorted(batch.times.measured.items())
         }
         return json.dumps(times) if len(times) > 1 else ""
 
@@ -181,10 +181,9 @@ class DraftLengths:
         rounded = -(-count // grain) * grain
         if rounded not in self._batches:
             unit = -(-2 * rounded * self._num_tokens // SIZES[-1])
-            batch = _Batch(unit, self._num_tokens)
-            if rounded > 1 and self._batches:  # times of one request are those of `describe_costs`
-                batch.start_from(self._batches[min(self._batches, key=lambda n: abs(n - rounded))])
-            self._batches[rounded] = batch
+            near = min(self._batches, key=lambda number: abs(number - rounded), default=None)
+            known = None if near is None else self._batches[near]
+            self._batches[rounded] = _Batch(unit, self._num_tokens, known)
         return self._batches[rounded]
 
 
@@ -263,54 +262,109 @@ class WholeDrafts:
         return ""
 
 
+class _StepTimes:
+    """Seconds of steps by units of draft tokens.
+
+    Of a size's recent steps a low one counts, and none is slower than larger ones, since
+    interruptions only add time. Between measured sizes and after them times are on a line.
+
+    Args:
+        assumed: times of all units, of another number of requests; what drafts add is used until
+            a step with drafts is measured.
+
+    Attributes:
+        measured: a low one of the recent times of each size.
+        table: times of 0 .. SIZES[-1] units.
+    """
+
+    def __init__(self, assumed: npt.NDArray[np.float64] | None = None) -> None:
+        self._assumed, self._steps = assumed, 0
+        self._recent: dict[int, deque[float]] = {}
+        self._last: dict[int, int] = {}
+        self.measured: dict[int, float] = {}
+        self.table: npt.NDArray[np.float64] = np.ones(SIZES[-1] + 1)
+
+    def add(self, units: int, seconds: float) -> None:
+        """Add the time of a step."""
+        self._steps += 1
+        recent = self._recent.setdefault(units, deque(maxlen=_RECENT))
+        if not recent and 0 in self.measured:  # the first step of a size may be slow
+            seconds = min(seconds, (seconds + float(self.table[units])) / 2)
+        recent.append(seconds)
+        self.measured[units] = sorted(recent)[(len(recent) - 1) // 3]
+        self._last[units] = self._steps
+        self.forget(_OLD)
+        self._update()
+
+    def forget(self, steps: int) -> None:
+        """Forget drafts of sizes that so many steps did not have."""
+        for units in [n for n, last in self._last.items() if n and self._steps - last >= steps]:
+            del self.measured[units], self._recent[units], self._last[units]
+
+    def _update(self) -> None:
+        plain, drafts = self.measured.get(0), sorted(n for n in self.measured if n)
+        if plain is None:
+            return
+        units = np.arange(SIZES[-1] + 1.0)
+        table = np.asarray(plain * (1.0 + _PRIOR_SLOPE * units), np.float64)
+        if drafts:
+            longest, times = drafts[-1], [self.measured[n] for n in (0, *drafts)]
+            slope = max(times[-1] - plain, 0.0) / longest
+            table = np.interp(units, [0, *drafts], times)
+            table = table + slope * np.maximum(units - longest, 0.0)
+        elif self._assumed is not None:
+            table = plain - self._assumed[0] + self._assumed
+        self.table = np.minimum.accumulate(table[::-1])[::-1]
+
+
 class _Batch:
     """What is known of the steps of a number of requests.
 
+    Args:
+        unit: see below.
+        num_tokens: draft tokens of a request, at most.
+        known: of another number of requests, assumed until it is measured; None: nothing is known.
+
     Attributes:
-        costs: times of steps by their draft tokens in `units`.
+        times: of steps by their draft tokens in `units`.
         unit: draft tokens of two units.
-        units: for each number of draft tokens what `costs` keep it as: few sizes, as in the
+        units: for each number of draft tokens what `times` keep it as: few sizes, as in the
             library's own loop, since the first step of each is slow. 64 at most, and never between
             0 and 2: a step with drafts is slower than one without, however few they are.
         largest: draft tokens of the largest step so far; the next one has twice as many at most.
         longest: tokens of the longest draft, lately.
         undrafted: steps since the last draft.
         drafted: steps since the last one without drafts.
+        num_plain: steps without drafts.
         is_retry: whether the last draft is verified to measure again.
         pause: steps to come without a search.
         searches: steps with a search.
         gains: expected tokens per second relative to no drafts, with slots (True) and without.
     """
 
-    def __init__(self, unit: int, num_tokens: int) -> None:
-        self.costs, self.unit, self.is_retry = CallCosts(), unit, False
-        self.largest = self.undrafted = self.drafted = self.pause = self.searches = 0
-        self.longest = float(num_tokens)
+    def __init__(self, unit: int, num_tokens: int, known: _Batch | None) -> None:
+        self.unit, self.is_retry = unit, False
         self.units = 2 * ROUNDED_UP[-(-np.arange(unit * SIZES[-1] // 2 + 1) // unit)]
-        self.gains: dict[bool, float] = {}
-
-    def start_from(self, other: _Batch) -> None:
-        """Assume what is known of another number of requests, as one measurement of each size."""
-        for units, seconds in other.costs.measured().items():
-            units = self._units_of(units // 2 * other.unit)
-            if units <= SIZES[-1]:
-                self.costs.add(units, seconds)
-        self.largest, self.longest = other.largest, other.longest
-        self.searches, self.gains = other.searches, dict(other.gains)
+        self.undrafted = self.drafted = self.num_plain = self.pause = 0
+        self.largest = self.searches = 0
+        self.longest, self.gains = float(num_tokens), dict[bool, float]()
+        self.times = _StepTimes()
+        if known is not None:
+            self.largest, self.longest = known.largest, known.longest
+            self.searches, self.gains = known.searches, dict(known.gains)
+            own = np.arange(SIZES[-1] + 1) * unit / known.unit
+            self.times = _StepTimes(np.interp(own, np.arange(SIZES[-1] + 1), known.times.table))
 
     def add_step(self, size: int, seconds: float) -> None:
         """Add the time of a step with so many draft tokens."""
         self.undrafted = 0 if size else self.undrafted + 1
         self.drafted = self.drafted + 1 if size else 0
+        self.num_plain += size == 0
         self.largest = max(self.largest, size)
-        units = self._units_of(size)
-        if size and self.is_retry and seconds < _WRONG * self.costs.times(units)[units]:
-            self.costs = CallCosts()
+        if size and self.is_retry:
+            self.times.forget(_RETRY)
         self.is_retry = False
-        self.costs.add(units, seconds)
-
-    def _units_of(self, size: int) -> int:
-        return -(-size // self.unit) * 2
+        self.times.add(-(-size // self.unit) * 2, seconds)
 
     def add_gain(self, gain: float, *, with_slots: bool) -> None:
         """Add a step's gain to the moving average, but for the first steps, which are slower."""
