@@ -20,4 +20,4 @@ if [[ ! -f $folder/installed.stamp ]]; then
   touch "$folder/installed.stamp"
 fi
 PYTHONPATH=$PWD/$folder${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest \
-  tests/python/test_native_dflash.py "$@"
+  packages/drafters/tests/test_native_dflash.py "$@"

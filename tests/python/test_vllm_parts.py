@@ -26,18 +26,7 @@ from lattice_bpd_vllm.drafting import LatticeDrafter
 from lattice_bpd_vllm.files import load_parts
 from lattice_bpd_vllm.head_logits import HeadLogits
 from lattice_bpd_vllm.options import DrafterOptions
-from lattice_bpd_vllm.rows import rows_of_last_tokens, take_rows
-
-
-# Rows
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_are_those_of_the_layout(seed: int, rng: np.random.Generator) -> None:
-    num_draft = rng.integers(0, 5, size=8).tolist()
-    kept = [int(rng.integers(0, count + 2)) for count in num_draft]
-    layout = [(request, row) for request, count in enumerate(num_draft) for row in range(count + 1)]
-    requests = [request for request in range(8) if kept[request]]
-    expected = [layout.index((request, kept[request] - 1)) for request in requests]
-    assert rows_of_last_tokens(requests, kept, num_draft) == expected
+from lattice_bpd_vllm.rows import rows_of_last_tokens
 
 
 def test_without_verification_each_request_has_one_row() -> None:
@@ -50,12 +39,6 @@ def test_without_verification_each_request_has_one_row() -> None:
 def test_more_tokens_than_rows_are_an_error(kept: int) -> None:
     with pytest.raises(ValueError, match=rf"request 1 kept {kept} tokens .* expected 1\.\.3"):
         rows_of_last_tokens([1], [1, kept], [0, 2])
-
-
-@pytest.mark.parametrize("rows", [[2], [1, 2, 3], [0, 2], [0, 1, 4]])
-def test_rows_are_taken_in_order(rows: list[int]) -> None:
-    hidden = torch.arange(10).view(5, 2)
-    assert take_rows(hidden, rows).tolist() == hidden[rows].tolist()
 
 
 # Batches

@@ -328,7 +328,8 @@ def test_versions(vllm: Any, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_what_does_not_fit_is_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    padded, adapted, wide = config_of(), config_of(), PerfectHeads()
+    padded, adapted = config_of(), config_of()
+    wide: Any = PerfectHeads()
     padded.model_config.get_vocab_size = lambda: VOCAB + 8
     adapted.lora_config = object()
     wide.hidden_size = 99

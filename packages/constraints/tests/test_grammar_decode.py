@@ -247,20 +247,6 @@ def test_grammar_masks_the_logits_of_another_acceptance_rule() -> None:
     assert (drafted.acceptance, drafted.lossless) == ("second", False)
 
 
-def test_grammar_under_sampling_by_seed() -> None:
-    model, constraint = model_of("llama"), guidance("abc[0-9]+xyz")
-    texts = set()
-    for seed in range(4):
-        options = {"acceptance": getattr(verify, "Sampled")(1.5, seed=seed), "max_new_tokens": 30}  # noqa: B009
-        plain = generate(model, PROMPT, "greedy", constraint=constraint, **options)
-        for strategy in ("bpd", "p_best", "tree", "mixture"):
-            result = generate(model, PROMPT, small(strategy), constraint=constraint, **options)
-            assert result.token_ids == plain.token_ids
-        texts.add(text_of(plain.token_ids))
-        assert re.fullmatch("abc[0-9]+(xyz)?", text_of(plain.token_ids))
-    assert len(texts) > 1
-
-
 def test_grammar_refuses_a_rule_that_leaves_it() -> None:
     class Headstrong(SecondBestSelector):
         def choose(self, logits: torch.Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
@@ -344,3 +330,17 @@ def test_grammar_keeps_no_states_of_finished_texts() -> None:
 def count_states() -> int:
     gc.collect()
     return sum(type(item) is GuidanceState for item in gc.get_objects())
+
+
+def test_grammar_under_sampling_by_seed() -> None:
+    model, constraint = model_of("llama"), guidance("abc[0-9]+xyz")
+    texts = set()
+    for seed in range(4):
+        options = {"acceptance": getattr(verify, "Sampled")(1.5, seed=seed), "max_new_tokens": 30}  # noqa: B009
+        plain = generate(model, PROMPT, "greedy", constraint=constraint, **options)
+        for strategy in ("bpd", "p_best", "tree", "mixture"):
+            result = generate(model, PROMPT, small(strategy), constraint=constraint, **options)
+            assert result.token_ids == plain.token_ids
+        texts.add(text_of(plain.token_ids))
+        assert re.fullmatch("abc[0-9]+(xyz)?", text_of(plain.token_ids))
+    assert len(texts) > 1

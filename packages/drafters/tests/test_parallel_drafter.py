@@ -317,7 +317,7 @@ ERRORS: list[tuple[str, Damage, str]] = [
 
 @pytest.mark.parametrize(("kind", "damage", "message"), ERRORS)
 def test_files_that_do_not_fit(kind: str, damage: Damage, message: str, tmp_path: Path) -> None:
-    saved = build_pard() if kind == "pard" else build_p_eagle(draft_vocab_size=20)
+    saved: Any = build_pard() if kind == "pard" else build_p_eagle(draft_vocab_size=20)
     saved.save_pretrained(tmp_path)
     damage(tmp_path)
     with pytest.raises(FormatError, match=message):

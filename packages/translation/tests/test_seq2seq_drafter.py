@@ -84,18 +84,6 @@ def test_slots_of_a_block_see_each_other_and_no_other_block(options):
 
 
 @CONFIGS
-def test_padding_of_sources_and_texts_changes_nothing(options):
-    drafter = build(options)
-    source, tokens, starts, hidden = inputs(options)
-    alone = guess(drafter, source, tokens, starts, hidden)
-    wide = torch.cat([source, torch.ones_like(source[:, :2])], dim=1)
-    mask = torch.tensor([[1] * 5 + [0] * 2])
-    long = torch.cat([tokens, torch.zeros_like(tokens)], dim=1)
-    padded = guess(drafter, wide, long, starts, hidden, mask=mask)
-    torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5)
-
-
-@CONFIGS
 @torch.no_grad()
 def test_memory_from_block_to_block_is_reading_anew(options):
     drafter = build(options)

@@ -16,11 +16,11 @@ pytest.importorskip("tokenizers")
 
 import numpy as np
 import torch
+from heads_training import HEADS, T, make_job
 from sentence_pairs import write_sentence_pairs
 from torch.nn import functional as F
 
 from blockwise_models import model_of as causal_model
-from heads_training import HEADS, T, make_job
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.train.trainer import Trainer
@@ -43,13 +43,11 @@ from lattice_bpd_translation.text import (
 )
 from seq2seq_models import (
     STOP,
-    VOCAB,
     build,
     counting_pairs,
     model_of,
     plain_greedy,
     sources,
-    trained_target,
 )
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -77,39 +75,6 @@ def example(monkeypatch):
     import stern_translation
 
     return stern_translation
-
-
-def continuing_heads(target, output, k):
-    """Heads that know an output without repeated tokens: after each token the next k-1."""
-
-    def draft(hidden):
-        bias = getattr(target.base, "final_logits_bias", torch.zeros(1))
-        tokens = (target.embedding(hidden) + bias).argmax(dim=-1).tolist()
-        logits = torch.zeros(len(tokens), k - 1, VOCAB)
-        for row, token in enumerate(tokens):
-            start = output.index(token) + 1 if token in output else 0
-            for slot, wanted in enumerate(output[start : start + k - 1]):
-                logits[row, slot, wanted] = 1.0
-        return logits
-
-    draft.num_slots = k - 1
-    return draft
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_perfect_heads_take_2m_over_k_calls_unmerged_and_m_over_k_and_one_merged(k, example):
-    target, source = trained_target(), [5, 6, 7]
-    output = [*range(10, 18)]  # m = 8
-    assert plain_greedy(target.base, source, 8) == output
-    draft = continuing_heads(target, output, k)
-    tokens, unmerged = example.decode_unmerged(target, draft, source, 8)
-    merged = generate(target, source, "bpd", heads=draft, max_new_tokens=8)
-    assert tokens == merged.token_ids == output
-    blocks = -(-8 // k)
-    # A last block of one token is head 1's and needs no verification.
-    assert unmerged == 2 * blocks - (8 % k == 1)
-    assert merged.stats.target_calls == 1 + -(-7 // k)
-    assert abs(merged.stats.target_calls - (8 / k + 1)) < 1
 
 
 @pytest.mark.parametrize("kind", ["t5", "marian"])
@@ -262,31 +227,6 @@ def test_a_wide_beam_search_finds_the_most_probable_text():
         generate_texts(base, prompts, 2, num_beams=2, temperature=1.0)
 
 
-@pytest.mark.parametrize("recipe", ["distil", "distil-finetune"])
-def test_a_recipe_trains_on_the_beam_searchs_text(recipe, tmp_path, monkeypatch):
-    seen = []
-    take_step = HeadTrainer.take_step
-
-    def spy(self):
-        seen.append(self.text)
-        return take_step(self)
-
-    monkeypatch.setattr(HeadTrainer, "take_step", spy)
-    job = make_job(tmp_path, recipe, num_beams=3, train={"steps": 2})
-    before = load_base(tmp_path / "base", full_precision=True)
-    train_heads(job)
-    rows = seen[0].token_ids.reshape(job.own_rows, T + HEADS)
-    prompts = rows[:, : job.prompt_length]
-    expected = generate_texts(before, prompts, T + HEADS - job.prompt_length, num_beams=3)
-    assert np.array_equal(rows, expected)
-    assert not np.array_equal(rows, generate_texts(before, prompts, T + HEADS - job.prompt_length))
-    after = load_base(tmp_path / "out", full_precision=True).state_dict()
-    changed = any(not torch.equal(after[n], weight) for n, weight in before.state_dict().items())
-    assert changed == (recipe == "distil-finetune")
-    with pytest.raises(ValueError, match="recipe frozen generates no text"):
-        train_heads(make_job(tmp_path, "frozen", num_beams=3))
-
-
 @pytest.mark.parametrize("teacher_seed", [None, 3])
 def test_each_way_trains_its_part_on_its_text(example, folder, recipe, monkeypatch, teacher_seed):
     """The references, or the beam search of the target or of a teacher of another seed."""
@@ -368,3 +308,28 @@ def test_the_example_prints_every_way_and_its_calls(example, folder, recipe, tmp
     assert (row["way"], row["k"]) == ("regular", 7)
     with pytest.raises(SystemExit):
         example.main([*arguments, "--block-sizes", "1"], recipe, steps)
+
+
+@pytest.mark.parametrize("recipe", ["distil", "distil-finetune"])
+def test_a_recipe_trains_on_the_beam_searchs_text(recipe, tmp_path, monkeypatch):
+    seen = []
+    take_step = HeadTrainer.take_step
+
+    def spy(self):
+        seen.append(self.text)
+        return take_step(self)
+
+    monkeypatch.setattr(HeadTrainer, "take_step", spy)
+    job = make_job(tmp_path, recipe, num_beams=3, train={"steps": 2})
+    before = load_base(tmp_path / "base", full_precision=True)
+    train_heads(job)
+    rows = seen[0].token_ids.reshape(job.own_rows, T + HEADS)
+    prompts = rows[:, : job.prompt_length]
+    expected = generate_texts(before, prompts, T + HEADS - job.prompt_length, num_beams=3)
+    assert np.array_equal(rows, expected)
+    assert not np.array_equal(rows, generate_texts(before, prompts, T + HEADS - job.prompt_length))
+    after = load_base(tmp_path / "out", full_precision=True).state_dict()
+    changed = any(not torch.equal(after[n], weight) for n, weight in before.state_dict().items())
+    assert changed == (recipe == "distil-finetune")
+    with pytest.raises(ValueError, match="recipe frozen generates no text"):
+        train_heads(make_job(tmp_path, "frozen", num_beams=3))

@@ -7,13 +7,13 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
+from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import PBestDrafter, generate
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, ScorerDrafter
 from lattice_bpd.draft import NGramScorer
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd_kim2024.evaluate import STANDARD_SETTINGS, Setting, compare_strategies, record
+from lattice_bpd_kim2024.evaluate import STANDARD_SETTINGS, Setting, compare_strategies
 from lattice_bpd_kim2024.heads.joint import TrainOptions
 from lattice_bpd_kim2024.rescorer import train_rescorer
 from lattice_bpd_kim2024.small_models import build_rescorer
@@ -106,27 +106,6 @@ def test_settings_hand_options_on(lms):
     drafter = OTHER.drafter(lms[1], [], options)
     assert isinstance(drafter, PBestDrafter)
     assert (drafter.lm, drafter.num_drafts) == (lms[1], 1)
-
-
-def test_replay_takes_the_lm_or_the_scorer_of_a_source(lms):
-    model = model_of("trained")
-    outputs = [plain_greedy(model, prompt, 20) for prompt in PROMPTS]
-    replay = record(model, PROMPTS, outputs, top_k=5)
-    options = DraftConfig(top_k=5, alpha=0.4)
-    for lm in lms:
-        comparison = compare_strategies(
-            model, lms[0], PROMPTS, settings=[GREEDY, OTHER], options={"other": options},
-            sources={"other": lm}, max_new_tokens=20,
-        )  # fmt: skip
-        expected = comparison.results[1].total().block_efficiency
-        assert replay.block_efficiency(OTHER, lm, options) == pytest.approx(expected)
-    scorer = NeuralScorer(model)
-    comparison = compare_strategies(
-        model, lms[0], PROMPTS, settings=[GREEDY, NEURAL], options={"neural": options},
-        sources={"rescorer": scorer}, max_new_tokens=20,
-    )  # fmt: skip
-    expected = comparison.results[1].total().block_efficiency
-    assert replay.block_efficiency(NEURAL, scorer, options) == pytest.approx(expected)
 
 
 def test_rescorer_learns_and_is_left_in_evaluation_mode():

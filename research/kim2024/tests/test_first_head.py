@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from heads_training import HEADS, T, make_job, read_losses, read_weights
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
-from heads_training import HEADS, T, make_job, read_losses, read_weights
 from lattice_bpd import DraftConfig, FormatError
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate

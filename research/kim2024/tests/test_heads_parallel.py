@@ -14,8 +14,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch import distributed
-
 from heads_training import (
     checkpoint_step,
     make_job,
@@ -24,6 +22,8 @@ from heads_training import (
     start_two,
     write_base,
 )
+from torch import distributed
+
 from lattice_bpd_kim2024.heads.parallel import ALONE, join_processes
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from replays import check_replay
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy, random_model
 from lattice_bpd import NGramLM
@@ -156,7 +155,7 @@ def test_scores_along_the_output_replay_as_whole_drafts_and_live(kind, name):
     scorers = make_scorers(neural, lm)
     group = scorers[name]
     read = recording.read_with(group)
-    for number, (scorer_name, alpha) in enumerate(zip(group, (0.2, 0.7, 3.0), strict=False)):
+    for scorer_name, alpha in zip(group, (0.2, 0.7, 3.0), strict=False):
         options = DraftConfig(top_k=5, alpha=alpha)
         point = Point(STRATEGIES[name], options, "3gram", scorer_name)
         used = point.rescorers(Rescorers(), lm, scorers)
@@ -164,34 +163,30 @@ def test_scores_along_the_output_replay_as_whole_drafts_and_live(kind, name):
         whole = recording.draft(STRATEGIES[name], used, options, positions)
         along = read.draft(STRATEGIES[name], used, options, positions)
         np.testing.assert_array_equal(whole, along)
-        replayed = read.replay(STRATEGIES[name], used, options)
-        for row, prompt in enumerate(PROMPTS):
-            drafter = STRATEGIES[name].make_drafter(used, (), options)
-            live = decode(model_of("trained"), prompt, drafter, max_new_tokens=NEW_TOKENS)
-            assert live.token_ids == recording.texts[row].output.tolist()
-            assert live.stats.scorer_failures == {}
-            assert replayed.calls[row] == live.stats.target_calls, number
-            assert replayed.accepted[replayed.texts == row].tolist() == live.stats.accept_lengths
-            assert replayed.nodes[replayed.texts == row].sum() == live.stats.verified_tokens
+        check_replay(read, name, used, options, live)
 
 
+def live(number, drafter):
+    result = decode(model_of("trained"), PROMPTS[number], drafter, max_new_tokens=NEW_TOKENS)
+    assert result.stats.scorer_failures == {}
+    return result
+
+
+@pytest.mark.filterwarnings("ignore::lattice_bpd.decode.drafters.ScorerWarning")
 def test_a_rescorer_with_fewer_positions_replays_its_failures():
     """Where a history does not fit, decoding drafts by the heads alone, and so does the replay."""
     recording, scorer = recorded(), NeuralScorer(rescorer(28))
-    options = DraftConfig(top_k=5, alpha=2.0)
-    failures = 0
+    failures = []
+
+    def failing(number, drafter):
+        result = decode(model_of("trained"), PROMPTS[number], drafter, max_new_tokens=NEW_TOKENS)
+        failures.extend(result.stats.scorer_failures.values())
+        return result
+
     for read in (recording, recording.read_with({"few": scorer})):
-        used = Rescorers(scorer=scorer)
-        replayed = read.replay(STRATEGIES["neural"], used, options)
-        for row, prompt in enumerate(PROMPTS):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                drafter = STRATEGIES["neural"].make_drafter(used, (), options)
-                live = decode(model_of("trained"), prompt, drafter, max_new_tokens=NEW_TOKENS)
-            failures += sum(live.stats.scorer_failures.values())
-            assert replayed.calls[row] == live.stats.target_calls
-            assert replayed.accepted[replayed.texts == row].tolist() == live.stats.accept_lengths
-    assert failures > 3
+        options = DraftConfig(top_k=5, alpha=2.0)
+        check_replay(read, "neural", Rescorers(scorer=scorer), options, failing)
+    assert sum(failures) > 3
 
 
 def test_scores_survive_cuts_of_slots_and_candidates():
@@ -268,18 +263,3 @@ def test_lab_tunes_alpha_of_each_scorer_on_held_out_texts():
         assert lines[name]["options"]["scorer"] == best["scorer"]
     assert set(results["wins_and_losses"]["neural"]) >= {"wins", "ties", "losses", "win_repair"}
     assert set(results["repetition"]) == {"bpd", "neural", "mixture"}
-
-
-def test_rescorers_replay_fewer_slots_and_other_options():
-    scorer = NeuralScorer(rescorer())
-    read = recorded().read_with({"small": scorer})
-    used = Rescorers(scorer=scorer)
-    for options in (DraftConfig(top_k=1), DraftConfig(top_k=6, alpha=0.0)):
-        neural = read.replay(STRATEGIES["neural"], used, options)
-        bpd = read.replay(STRATEGIES["bpd"], Rescorers(), options)
-        assert neural.calls.tolist() == bpd.calls.tolist()  # nothing to choose, or no weight
-    wide = replace(DraftConfig(top_k=5, alpha=1.0), beam=1)
-    np.testing.assert_array_equal(
-        read.replay(STRATEGIES["neural"], used, wide).calls,
-        read.replay(STRATEGIES["neural"], used, replace(wide, beam=None)).calls,
-    )

@@ -27,9 +27,7 @@ from lattice_bpd_kim2024.report.charts import (
     Series,
     Span,
     as_file,
-    draw_bars,
     draw_lines,
-    draw_overview,
     draw_spans,
 )
 from lattice_bpd_kim2024.report.page import paper_efficiency, paper_gain
@@ -255,28 +253,6 @@ def test_report_charts_hold_hostile_names_and_few_values():
     assert as_file(chart).startswith('<svg xmlns="')
 
 
-def test_the_scatter_has_a_dot_for_each_task_and_the_regression():
-    tasks = {
-        name: {"entropies": {"h_max": x}, "strategies": [{"name": "bpd", "block_efficiency": y}]}
-        for name, (x, y) in {"one": (2, 1.1), "two": (4, 2.1), "three": (8, 2.9)}.items()
-    }
-    results = {"tasks": tasks, "h_max_correlation": 0.97, "h_max_line": [0.3, 0.6]}
-    (chart,) = draw_overview(results)
-    svg = ElementTree.fromstring(chart)
-    dots = [(float(c.get("cx")), float(c.get("cy"))) for c in svg.iter("circle")]
-    assert len(dots) == 3
-    assert all(name in chart for name in ("one", "two", "three", "regression, R = 0.97"))
-    (line,) = list(svg.iter("polyline"))
-    ends = [tuple(map(float, end.split(","))) for end in line.get("points").split()]
-    # The line goes from the first task's h_max to the last one's, through 0.3 x + 0.6.
-    assert (ends[0][0], ends[1][0]) == (dots[0][0], dots[2][0])
-    scale = (dots[0][1] - dots[2][1]) / (2.9 - 1.1)  # pixels per token
-    assert dots[0][1] - ends[0][1] == pytest.approx((0.3 * 2 + 0.6 - 1.1) * scale, abs=0.2)
-    assert dots[2][1] - ends[1][1] == pytest.approx((0.3 * 8 + 0.6 - 2.9) * scale, abs=0.2)
-    del results["h_max_line"]  # of an earlier version
-    assert "regression" not in draw_overview(results)[0]
-
-
 def test_report_names_the_extra_that_it_needs(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main(["report", str(run), "--steps", "0", "-o", str(run / "none.html")]) != 0
@@ -303,17 +279,3 @@ def test_report_knows_the_papers_gains():
     assert paper_gain("newsroom", "p_best_ngram") == pytest.approx(0.213, abs=5e-4)
     assert paper_efficiency("newsroom", "tree") is None
     assert paper_gain("mine", "bpd") is None
-
-
-def test_report_bars_begin_at_zero_and_are_as_long_as_their_values():
-    chart = draw_bars([("<a>", [0.5, -0.25]), ("b", [0.0, 1.0])], ["x", "y"], title="t", x_label="")
-    element = ElementTree.fromstring(chart)
-    assert "&lt;a&gt;" in chart
-    bars = [(float(rect.get("x")), float(rect.get("width"))) for rect in element.iter("rect")][2:]
-    zero, unit = bars[3]  # b, y
-    assert bars[2] == (zero, 0.0)
-    assert bars[0] == (zero, pytest.approx(0.5 * unit, abs=0.1))
-    assert bars[1][0] + bars[1][1] == pytest.approx(zero, abs=0.1)
-    assert bars[1][1] == pytest.approx(0.25 * unit, abs=0.1)
-    assert "<a>, x: +0.500" in {title.text for title in element.iter("title")}
-    assert draw_bars([], [], title="t", x_label="x").endswith("</svg>")

@@ -97,14 +97,6 @@ def test_a_rate_is_estimated_from_a_run(rate):
     assert abs(found - rate) < 0.01
 
 
-def test_columns_of_a_prediction():
-    line = Prediction(0.8, 5, 0.05, 0.1).to_json()
-    assert line["tokens_per_call"] == expected_tokens(0.8, 5)
-    assert line["improvement"] == walltime_improvement(0.8, 5, 0.05)
-    assert line["operations_factor"] == operations_factor(0.8, 5, 0.1)
-    assert line["best_draft_length"] == best_draft_length(0.8, 0.05)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -103,12 +103,3 @@ def test_stories_example_names_a_missing_model(example, tmp_path, capsys):
     with pytest.raises(SystemExit):
         example.main(["--model", str(tmp_path)])
     assert "has no stories260K.bin; expected the model of llama2.c" in capsys.readouterr().err
-
-
-def test_stories_example_prefers_hills_to_chance(example):
-    best_setting = importlib.import_module("stories260k_scorers").best_setting
-    lonely = {(1.0, 0.3): 3.0, (1.0, 0.6): 3.9, (2.0, 0.3): 3.8, (2.0, 0.6): 3.0,
-              (4.0, 0.3): 3.85, (4.0, 0.6): 3.7}  # fmt: skip
-    # means: (1, .3) 3.57, (1, .6) 3.3, (2, .3) 3.41, (2, .6) 3.6, (4, .3) 3.78, (4, .6) 3.52
-    assert best_setting(lonely) == (4.0, 0.3)
-    assert best_setting({(0.5, 0.0): 1.0, (1.0, 0.0): 2.0}) in {(0.5, 0.0), (1.0, 0.0)}

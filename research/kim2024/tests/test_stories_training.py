@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import numpy as np
 import pytest
@@ -14,13 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from blockwise_models import HEADS, VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd import NGramLM
-from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM, CallableHeads
-from lattice_bpd_kim2024.evaluate import compare_strategies, record
 from lattice_bpd_kim2024.heads.frozen import FrozenOptions, _losses, _read_states, train_frozen
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
-from lattice_bpd_kim2024.replay.strategies import TREE_SETTINGS
 
 SLOTS = HEADS - 1
 PROMPTS = [[1, 2, 3], [4, 5, 6], [7, 0, 9], [3, 3, 3], [40, 41, 42]]
@@ -138,42 +133,3 @@ def test_training_on_a_frozen_target_refuses():
     other = CallableHeads(lambda hidden: hidden.new_zeros(len(hidden), 2, VOCAB), 2)
     with pytest.raises(TypeError, match="the heads are CallableHeads; expected BlockwiseHeads"):
         train_frozen(BlockwiseLM(model.base, heads=other), rows)
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return NGramLM.train([looping_text(2000, seed=1)], 3, vocab_size=VOCAB, smoothing="witten_bell")
-
-
-def test_replay_gives_the_block_efficiency_of_decoding(lm):
-    model = model_of("trained")
-    prompts = [looping_text(500, seed=2)[start : start + 9].tolist() for start in range(0, 300, 30)]
-    plain = DraftConfig(top_k=6, num_drafts=4, max_nodes=7, alpha=0.4, temperature=1.5)
-    comparison = compare_strategies(
-        model, lm, prompts, settings=TREE_SETTINGS, max_new_tokens=21,
-        options=dict.fromkeys((setting.name for setting in TREE_SETTINGS), plain),
-    )  # fmt: skip
-    assert all(line["lossless"] for line in comparison.to_json())
-    replay = record(model, prompts, comparison.results[0].outputs, top_k=8)
-    for result in comparison.results[1:]:
-        expected = result.total().block_efficiency
-        assert replay.block_efficiency(result.setting, lm, plain) == pytest.approx(expected)
-    names = [result.setting.name for result in comparison.results]
-    assert names == [
-        "greedy", "bpd", "p_best_0gram", "p_best_ngram", "tree_0gram", "tree", "oracle"
-    ]  # fmt: skip
-
-
-def test_more_nodes_and_other_temperatures_change_a_tree(lm):
-    model, prompts = model_of("trained"), PROMPTS
-    outputs = [plain_greedy(model, prompt, 20) for prompt in prompts]
-    replay = record(model, prompts, outputs, top_k=8)
-    tree = next(setting for setting in TREE_SETTINGS if setting.name == "tree")
-    expected_lengths = [
-        replay.block_efficiency(tree, lm, DraftConfig(top_k=8, max_nodes=nodes))
-        for nodes in (1, 4, 30)
-    ]
-    assert all(few <= more for few, more in itertools.pairwise(expected_lengths))
-    assert expected_lengths[0] < expected_lengths[-1]
-    with pytest.raises(ValueError, match=r"temperature is 0\.0; expected a finite number above 0"):
-        tree.drafter(lm, [], DraftConfig(temperature=0.0))

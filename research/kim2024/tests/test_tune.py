@@ -80,21 +80,6 @@ def file_of(predicted=None, **options) -> DrafterFile:
     return DrafterFile(config, VOCAB, 4, about, predicted or {})
 
 
-@pytest.mark.parametrize("name", ["tree", "p_best_ngram", "tree_0gram", "p_best_0gram"])
-def test_tune_replays_choices_as_decoding_drafts(model, lm, prompts, recording, name):
-    uses_lm = "0gram" not in name
-    options = DraftConfig(top_k=8, num_drafts=4, max_nodes=9, alpha=0.4, temperature=1.3)
-    point = Choice(name, options, "lm" if uses_lm else "").point
-    config = replace(options, strategy="tree" if name.startswith("tree") else "p_best")
-    drafter = make_drafter(config, DraftSources(lm if uses_lm else None))
-    rescorers = Rescorers(lm if uses_lm else None)
-    replayed = recording.replay(point.strategy, rescorers, point.options)
-    for number, prompt in enumerate(prompts):
-        live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
-        assert live.token_ids == recording.texts[number].output.tolist()
-        assert live.stats.target_calls == replayed.calls[number]
-
-
 def test_tune_writes_files_that_come_back(tmp_path, lm):
     path = tmp_path / "drafter.json"
     file = file_of(predicted={"note": 1})
@@ -111,15 +96,6 @@ def test_tune_writes_files_that_come_back(tmp_path, lm):
         DrafterFile(DraftConfig(strategy, top_k=8), VOCAB, 4).save(path)
         assert isinstance(load_drafter(path, lm), kind)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-
-
-def test_tune_drafters_are_lossless_and_say_which_model_they_are_for(tmp_path, model, lm, prompts):
-    path = tmp_path / "drafter.json"
-    file_of().save(path)
-    drafter = load_drafter(path, lm)
-    greedy = generate(model, prompts[0], "greedy", max_new_tokens=NEW_TOKENS)
-    found = generate(model, prompts[0], drafter=drafter, max_new_tokens=NEW_TOKENS)
-    assert found.token_ids == greedy.token_ids
 
 
 @pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree"])
