@@ -244,9 +244,9 @@ def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from lattice_bpd.models import load_heads
+    from lattice_bpd.train.head_states import read_states
     from lattice_bpd.train.responses.collect import Exchange
     from lattice_bpd.train.responses.generation import generate_responses
-    from lattice_bpd.train.vocabulary_heads.states import read_states
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype="bfloat16").eval()

@@ -26,7 +26,8 @@ LAYERS = {
         "state", "drafters", "strategies", "certificate", "loop", "huggingface",
     ],
     "train": [
-        "text_files trainer", "corpus", "corpus_lm distil", "responses", "vocabulary_heads",
+        "text_files trainer", "corpus", "corpus_lm distil", "responses", "head_states",
+        "vocabulary_heads",
     ],
 }  # fmt: skip
 

@@ -12,14 +12,15 @@ from lattice_bpd import FormatError
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models import VocabularyHeads, load_heads
+from lattice_bpd.train import head_states as states_module
+from lattice_bpd.train import vocabulary_heads as training
+from lattice_bpd.train.head_states import read_states
 from lattice_bpd.train.responses.collect import Exchange
-from lattice_bpd.train.vocabulary_heads import states as states_module
-from lattice_bpd.train.vocabulary_heads import training
-from lattice_bpd.train.vocabulary_heads.states import read_states
-from lattice_bpd.train.vocabulary_heads.training import (
+from lattice_bpd.train.vocabulary_heads import (
     Positions,
     VocabularyHeadsOptions,
     _cross_entropy,
+    _find_distributions,
     find_positions,
     measure_accuracy,
     most_frequent,
@@ -174,7 +175,7 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
     assert most_frequent([[5, 3, 3, 9], [9, 3, 1]], 100) == [1, 3, 5, 9]
 
 
-def test_training_learns_what_follows(tmp_path: Path) -> None:
+def test_training_learns_what_follows() -> None:
     model = build_target("llama")
     rng = np.random.default_rng(0)
     # the token after the exact one is a function of it, the one after that cannot be known
@@ -183,10 +184,10 @@ def test_training_learns_what_follows(tmp_path: Path) -> None:
     for _ in range(60):
         exact = rng.integers(0, 10, 1)
         responses.append([int(exact[0]) + 10, int(successor[exact[0]]), int(rng.integers(20, 30))])
-    exchanges = [Exchange(n, [6, 7], one) for n, one in enumerate(responses)]
-    states = read_states(model, exchanges, tmp_path / "states")
+    rows = model.get_output_embeddings().weight.detach()[torch.tensor(responses).flatten()]
+    states = (10 * rows / rows.square().sum(dim=1, keepdim=True)).bfloat16()  # each is certain
     positions = find_positions(states, responses, range(60), 2)
-    options = VocabularyHeadsOptions(num_slots=2, inner_size=16, epochs=60, batch_size=32)
+    options = VocabularyHeadsOptions(num_slots=2, inner_size=16, epochs=120, batch_size=32)
     ids = most_frequent(responses, 100)
     heads = train_vocabulary_heads(model, positions, ids, options)
     first = find_positions(states, responses, range(60), 2)
@@ -206,15 +207,21 @@ def test_the_gradient_is_that_of_autograd() -> None:
     model, heads = build_target("llama"), make_heads()
     heads.attach(model)
     states = torch.randn(30, WIDTH, requires_grad=True)
-    labels = torch.randint(-1, len(IDS), (30,))
-    loss, gradients = _cross_entropy(heads, states.detach(), labels)
-    logits = states @ model.get_output_embeddings().weight.detach()[IDS].T
-    expected = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-1)
+    kept = torch.randn(40, WIDTH).bfloat16()  # those that predicted the labels
+    labels = torch.randint(-1, 40, (30,))
+    rows = model.get_output_embeddings().weight.detach()[IDS]
+    wanted = (kept.float() @ rows.T).softmax(dim=1)
+    indices, shares = _find_distributions(heads, kept)
+    found = torch.zeros(40, len(IDS)).scatter(1, indices.long(), shares.float())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.005)  # bfloat16
+    loss, gradients = _cross_entropy(heads, states.detach(), labels, indices, shares)
+    known = labels >= 0
+    expected = torch.nn.functional.cross_entropy(states[known] @ rows.T, wanted[labels[known]])
     expected.backward()
     assert loss == pytest.approx(float(expected.detach()), rel=0.02)  # bfloat16
     scale = float(states.grad.abs().max())
     torch.testing.assert_close(gradients, states.grad, rtol=0.05, atol=0.02 * scale)
-    assert bool((gradients[labels < 0] == 0).all())
+    assert bool((gradients[~known] == 0).all())
 
 
 class Interrupted(SilentWatcher):
@@ -232,7 +239,7 @@ class Interrupted(SilentWatcher):
 def random_positions() -> Positions:
     torch.manual_seed(3)
     labels = torch.tensor(IDS)[torch.randint(len(IDS), (100, SLOTS))]
-    states = torch.randn(100, WIDTH).bfloat16()
+    states = torch.randn(100 + SLOTS, WIDTH).bfloat16()
     return Positions(states, torch.arange(100), torch.randint(VOCAB, (100,)), labels)
 
 

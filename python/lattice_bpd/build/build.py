@@ -45,11 +45,11 @@ from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.models.lm_call import find_max_positions
+from lattice_bpd.train.head_states import read_states
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt, read_chats
 from lattice_bpd.train.responses.store import ResponseStore
-from lattice_bpd.train.vocabulary_heads.states import read_states
-from lattice_bpd.train.vocabulary_heads.training import (
+from lattice_bpd.train.vocabulary_heads import (
     VocabularyHeadsOptions,
     find_positions,
     measure_accuracy,

@@ -16,8 +16,8 @@ import torch
 from lattice_bpd._core import FormatError
 from lattice_bpd.text_input import read_text
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
-from lattice_bpd.verify.cache import RecurrentCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.verification import verify_trees
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt
 from lattice_bpd.train.responses.server import ServerResponses
-from lattice_bpd.train.vocabulary_heads.training import (
+from lattice_bpd.train.vocabulary_heads import (
     Positions,
     VocabularyHeadsOptions,
     train_vocabulary_heads,

@@ -23,6 +23,7 @@ from lattice_bpd.watcher import Watcher
 
 _BATCH = 2048  # positions that are measured at once
 _ROWS = 256  # of logits at once: on a CPU they fit its cache
+_LIKELY = 32  # of the target's most probable tokens that are learned
 _RATE, _WARMUP, _SAVE_EVERY = 1.5e-3, 30, 100  # of AdamW; steps
 
 
@@ -102,9 +103,10 @@ def train_vocabulary_heads(
     watcher: Watcher | None = None,
     checkpoint: Path | None = None,
 ) -> VocabularyHeads:
-    """New heads, trained on kept states.
+    """New heads, trained on kept states to predict what the target predicts.
 
-    Tokens outside the draft vocabulary are not trained on.
+    Labels are the target's distributions (Hinton et al. 2015), of which states keep all that is
+    needed. Tokens outside the draft vocabulary are not trained on.
 
     Args:
         model: the target, unchanged.
@@ -130,8 +132,9 @@ def train_vocabulary_heads(
         token_ids, width, vocab_size, num_slots=options.num_slots, inner_size=options.inner_size
     ).to(model.device)
     heads.attach(model)
-    index_of = torch.full((vocab_size + 1,), -1)  # the last one for labels of -1
-    index_of[heads.token_ids.cpu()] = torch.arange(len(token_ids))
+    is_known = torch.zeros(vocab_size + 1, dtype=torch.bool)  # the last one for labels of -1
+    is_known[heads.token_ids.cpu()] = True
+    distributions = _find_distributions(heads, positions.states)
     size = min(options.batch_size, count)
     steps = max(1, math.ceil(options.epochs * count / size))
     generator = torch.Generator().manual_seed(0)
@@ -141,10 +144,14 @@ def train_vocabulary_heads(
 
     def backward(step: int) -> dict[int, float]:
         batch = order[step * size : (step + 1) * size]
-        labels = index_of[positions.labels[batch]].to(model.device)
+        predicted_by = positions.rows[batch, None] + torch.arange(1, options.num_slots + 1)
+        predicted_by[~is_known[positions.labels[batch]]] = -1
+        labels = predicted_by.flatten().to(model.device)
         with _autocast(model):
             states = heads.draft_states(*_take(heads, positions, batch))
-        loss, gradients = _cross_entropy(heads, states.detach().flatten(0, 1), labels.flatten())
+        loss, gradients = _cross_entropy(
+            heads, states.detach().flatten(0, 1), labels, *distributions
+        )
         gradients *= options.num_slots
         states.backward(gradients.view_as(states).to(states.dtype))  # type: ignore[no-untyped-call]
         return {1: loss}
@@ -162,7 +169,24 @@ def train_vocabulary_heads(
 
 
 @torch.no_grad()
-def _cross_entropy(heads: VocabularyHeads, states: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+def _find_distributions(heads: VocabularyHeads, states: Tensor) -> tuple[Tensor, Tensor]:
+    """(S, k) indices of the draft vocabulary's likeliest tokens at (S, D) states, and their shares.
+
+    The shares of a state, bfloat16, sum to 1.
+    """
+    (weight, bias), found = heads.output_rows(), []
+    for rows in torch.split(states, _BATCH):
+        logits = F.linear(rows.to(weight), weight, bias)
+        best = logits.topk(min(_LIKELY, len(weight)), dim=-1)
+        found.append((best.indices.int(), best.values.softmax(dim=-1).bfloat16()))
+    indices, shares = map(torch.cat, zip(*found, strict=True))
+    return indices, shares
+
+
+@torch.no_grad()
+def _cross_entropy(
+    heads: VocabularyHeads, states: Tensor, labels: Tensor, indices: Tensor, shares: Tensor
+) -> tuple[float, Tensor]:
     """Mean cross entropy, nats, of the rows with a label, and its gradient, (N, D) float32.
 
     A few rows at a time and without float32 logits: on a CPU three times as fast as autograd.
@@ -170,17 +194,19 @@ def _cross_entropy(heads: VocabularyHeads, states: Tensor, labels: Tensor) -> tu
     Args:
         heads: attached to the target.
         states: (N, D) float.
-        labels: (N,) int64, indices of the draft vocabulary; -1: none.
+        labels: (N,) int64, rows of the distributions; -1: none.
+        indices: (S, k) ints of the draft vocabulary.
+        shares: (S, k) bfloat16, their probabilities.
     """
     weight, bias = heads.output_rows()
     weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
     known, total = labels >= 0, torch.zeros((), device=states.device)
     gradients = torch.zeros_like(states, dtype=torch.float32)
     for rows in torch.split(known.nonzero().squeeze(1), _ROWS):
-        label = labels[rows].unsqueeze(1)
+        likely, share = indices[labels[rows]].long(), shares[labels[rows]]
         probs = F.linear(states[rows].bfloat16(), weight, bias).softmax(dim=-1)
-        total -= probs.gather(1, label).float().clamp_min(1e-30).log().sum()
-        probs.scatter_add_(1, label, probs.new_full(label.shape, -1.0))
+        total -= (probs.gather(1, likely).float().clamp_min(1e-30).log() * share).sum()
+        probs.scatter_add_(1, likely, -share)
         gradients[rows] = (probs @ weight).float()
     count = max(1, int(known.sum()))
     return float(total) / count, gradients / count
@@ -191,7 +217,7 @@ def _key(
 ) -> str:
     """A hash of the target, the texts, the draft vocabulary and the options."""
     sample = TargetSample.of(model)
-    content = (sample and sample.to_json(), list(token_ids), options)
+    content = ("distributions", sample and sample.to_json(), list(token_ids), options)
     tensors = [tensor.numpy().tobytes() for tensor in positions[1:]]
     return hashlib.sha256(b"".join([repr(content).encode(), *tensors])).hexdigest()
 

@@ -1,1 +1,0 @@
-"""Training of VocabularyHeads on a target's own responses."""
