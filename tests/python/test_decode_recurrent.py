@@ -12,7 +12,7 @@ from lattice_bpd.decode import CustomGenerate, Drafter, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, verify_trees
-from lattice_bpd.verify.cache import RecurrentCache, find_mixers
+from lattice_bpd.verify.recurrent_cache import RecurrentCache, find_mixers
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from target_models import (
     COUNT,
@@ -177,24 +177,24 @@ def test_what_states_cannot_do_is_refused_with_the_reason():
 
 
 def test_mixers_that_read_wrongly_in_every_way_are_refused(monkeypatch):
-    from lattice_bpd.verify import cache
+    from lattice_bpd.verify import recurrent_cache
 
-    monkeypatch.setattr(cache, "facts_of", lambda _: {})
-    monkeypatch.setattr(cache, "logits_match", lambda *_: False)
+    monkeypatch.setattr(recurrent_cache, "facts_of", lambda _: {})
+    monkeypatch.setattr(recurrent_cache, "logits_match", lambda *_: False)
     with pytest.raises(ValueError, match="cannot be rolled back: several tokens read in one call"):
         decode(build_target("mamba2"), PROMPTS[0], NoDrafter())
 
 
 def test_a_mixer_probe_without_memory_is_tried_again(monkeypatch):
-    from lattice_bpd.verify import cache
+    from lattice_bpd.verify import recurrent_cache
 
     facts = {}
-    monkeypatch.setattr(cache, "facts_of", lambda _: facts)
+    monkeypatch.setattr(recurrent_cache, "facts_of", lambda _: facts)
     model = build_target("lfm2")
     target, read = CausalLMTarget(model), model.base_model.forward
 
     def full(*args, input_ids=None, **options):
-        if input_ids is not None and input_ids.shape[1] == len(cache._NEXT):
+        if input_ids is not None and input_ids.shape[1] == len(recurrent_cache._NEXT):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
         return read(*args, input_ids=input_ids, **options)
 

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
 LIMITS = {"files": 132, "lines": 24_760, "public names": 95}
 OPTIONS = 138
-STEP = {"files": 9, "lines": 2_030, "functions": 41}  # by what a step measures
+STEP = {"files": 9, "lines": 1_990, "functions": 41}  # by what a step measures
 
 
 def test_files_lines_and_public_names() -> None:

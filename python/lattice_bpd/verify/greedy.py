@@ -172,10 +172,10 @@ def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:
 
 
 def run_selectors(
-    indices: list[npt.NDArray[np.int64]] | None,
-    logits: Tensor,
-    trees: Sequence[PrefixTree],
     selectors: Sequence[TokenSelector],
+    trees: Sequence[PrefixTree],
+    logits: Tensor,
+    indices: list[npt.NDArray[np.int64]] | None,
 ) -> list[tuple[list[int], list[int], int]]:
     """Accepted nodes of each tree, tokens after them, and the logits index of the last node."""
     rows, size = logits.flatten(0, 1), logits.shape[1]

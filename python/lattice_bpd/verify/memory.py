@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -54,12 +54,15 @@ def try_once(
     return results[key]
 
 
-def memory_advice(error: Exception, shape: Sequence[int], num_sequences: int, layout: str) -> str:
-    """The message of a verifying call that did not fit: its size, and what to lower."""
-    rows, size = shape
+def refuse_call(
+    error: Exception, shape: Sequence[int], num_sequences: int, layout: str
+) -> NoReturn:
+    """Raise the error of a verifying call; for lack of memory with its size and what to lower."""
+    if not is_lack_of_memory(error):
+        raise error
     advice = "num_drafts (or use layout='tree')" if layout == "rows" else "max_nodes or num_drafts"
-    return (
-        f"verify: no memory for a call of {rows} rows x {size} tokens over {num_sequences} "
+    raise MemoryError(
+        f"verify: no memory for a call of {shape[0]} rows x {shape[1]} tokens over {num_sequences} "
         f"sequences ({str(error).strip().splitlines()[:1]}); lower {advice}, or decode fewer "
         "sequences at once"
-    )
+    ) from error

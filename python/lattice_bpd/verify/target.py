@@ -24,14 +24,7 @@ from lattice_bpd.models.lm_call import (
     takes_position_ids,
     unwrap_model,
 )
-from lattice_bpd.verify.cache import (
-    Mixers,
-    States,
-    build_cache,
-    find_mixers,
-    is_empty,
-    keeps_states,
-)
+from lattice_bpd.verify.cache import build_cache, is_empty
 from lattice_bpd.verify.call_limits import (
     CallLimits,
     find_call_limits,
@@ -41,6 +34,7 @@ from lattice_bpd.verify.call_limits import (
 )
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_tree_refusal
+from lattice_bpd.verify.recurrent_cache import Mixers, States, find_mixers, keeps_states
 
 Mask = Tensor | dict[str, Tensor]
 TargetOutput = LMOutput

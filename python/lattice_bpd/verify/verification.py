@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from torch.nn import functional as F
 
 from lattice_bpd import _core
 from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.cache import RecurrentCache, check_cache
+from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import (
     BatchVerification,
     TokenSelector,
@@ -39,8 +40,9 @@ from lattice_bpd.verify.greedy import (
     run_selectors,
 )
 from lattice_bpd.verify.layout import lowest_number, mask_attention
-from lattice_bpd.verify.memory import is_lack_of_memory, memory_advice
+from lattice_bpd.verify.memory import refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.recurrent_cache import RecurrentCache, verify_chain
 
 if TYPE_CHECKING:
     from lattice_bpd.verify.target import TargetModel
@@ -99,8 +101,9 @@ def verify_trees(
     if not torch.is_inference_mode_enabled():  # checked first: entering it again takes microseconds
         with torch.inference_mode():
             return verify_trees(target, state, trees, layout=layout, selectors=selectors)
+    follow = follow_greedy if selectors is None else partial(run_selectors, selectors)
     if isinstance(state, RecurrentCache):
-        return _verify_chain(target, state, trees, layout, selectors)
+        return verify_chain(target, state, trees, layout, follow)
     layout = choose_layout(target, state, trees, layout)
     call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
     cache, size = state.cache, call.input_ids.shape[1]
@@ -116,14 +119,9 @@ def verify_trees(
             position_ids=call.position_ids,
         )
     except (RuntimeError, MemoryError) as error:
-        if not is_lack_of_memory(error):
-            raise
-        raise MemoryError(memory_advice(error, call.input_ids.shape, len(trees), layout)) from error
+        refuse_call(error, call.input_ids.shape, len(trees), layout)
     seconds = time.perf_counter() - start
-    if selectors is None:
-        followed = follow_greedy(trees, output.logits, call.indices)
-    else:
-        followed = run_selectors(call.indices, output.logits, trees, selectors)
+    followed = follow(trees, output.logits, call.indices)
     hidden = output.hidden.flatten(0, 1)
     verified = [
         Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed
@@ -183,38 +181,6 @@ def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
         attends = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
         masks = mask_attention(target, state, attends, position_ids, sequences)
     return Call(input_ids, position_ids, *masks, repeats, indices)
-
-
-def _verify_chain(
-    target: TargetModel,
-    state: RecurrentCache,
-    trees: list[PrefixTree],
-    layout: str,
-    selectors: Sequence[TokenSelector] | None,
-) -> BatchVerification:
-    """`verify_trees` for a target with recurrent states: one text, one draft."""
-    if layout == "tree" or len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
-        raise ValueError(
-            "verify: the target keeps a recurrent state, which cannot branch; expected one text "
-            "with one draft (PrefixTree.best_chain), and layout 'auto' or 'rows'"
-        )
-    token_ids = trees[0].token_ids
-    shape, start = (1, len(state.pending) + len(token_ids)), time.perf_counter()
-    try:
-        output = state.read(target, token_ids)
-    except (RuntimeError, MemoryError) as error:
-        if not is_lack_of_memory(error):
-            raise
-        raise MemoryError(memory_advice(error, shape, 1, "rows")) from error
-    seconds = time.perf_counter() - start
-    if selectors is None:
-        ((nodes, tokens, end),) = follow_greedy(trees, output.logits, None)
-    else:
-        ((nodes, tokens, end),) = run_selectors(None, output.logits, trees, selectors)
-    state.keep(len(nodes) - 1)
-    features = None if output.features is None else output.features[0, : len(nodes)]
-    verified = Verification(tokens, len(nodes) - 1, output.hidden[0, end], features)
-    return BatchVerification([verified], "rows", seconds, shape)
 
 
 def choose_layout(

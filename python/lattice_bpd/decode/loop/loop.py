@@ -22,9 +22,9 @@ from lattice_bpd.decode.loop.prompts import Prompts, read_prompts
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.cache import RecurrentCache
 from lattice_bpd.verify.greedy import Verification
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.verification import verify_trees
 
 

@@ -16,11 +16,12 @@ from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.models.forward import check_hidden
 from lattice_bpd.token_ids import integer_array
 from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache, StackedCache
-from lattice_bpd.verify.cache import RecurrentCache, check_cache, find_mixers
+from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import NO_CANDIDATES, Verification, greedy_tokens
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.preparation import find_reread
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
+from lattice_bpd.verify.recurrent_cache import RecurrentCache, find_mixers
 
 _MAX_EXTRA_CAPACITY = 512  # cache positions allocated after the prompt; the cache can grow
 

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.cache import RecurrentCache
+from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.target import TargetOutput
 
 _RECORD = "_lattice_bpd_texts"  # attribute of a cache

@@ -1,0 +1,375 @@
+"""The cache of targets whose layers keep recurrent or convolution states.
+
+Such a state cannot drop tokens as a KV cache can. So the modules that keep states (*mixers*) read
+a verifying call in two segments, all other layers at once:
+
+    certain   accepted tokens that are not in the cache yet, and the exact token   -> snapshot
+    draft     the draft tokens
+
+If all draft tokens are accepted, the states stay. Otherwise the snapshot is restored, attention
+layers drop the draft, and the accepted tokens are read again in the first segment of the next
+call. So rolling back takes no call of its own, and at most one draft is read twice.
+
+Some mixers (Mamba, Jamba) start from an empty state when they read several tokens; they read one
+token at a time, as in `generate`. A probe per model decides, by comparing logits.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+
+from lattice_bpd.models.forward import LMOutput
+from lattice_bpd.models.hooks import as_own, in_this_thread
+from lattice_bpd.models.model_facts import facts_of
+from lattice_bpd.verify.greedy import BatchVerification, Verification
+from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory, refuse_call
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.rounding import logits_match, read_tokens
+
+StateKey = tuple[int, int]  # layer, number of the state in that layer
+States = dict[StateKey, tuple[Tensor | None, Tensor | None]]  # convolution and recurrent states
+Follow = Callable[..., list[tuple[list[int], list[int], int]]]  # see `follow_greedy`
+_PROMPT, _NEXT = (1, 2, 3, 5, 4, 6, 7, 3, 9, 8, 2, 5), (6, 3, 7)
+_WITHOUT_STATE = ("moe", "mlp")  # layers whose state in transformers stays empty
+_PROBING = threading.Lock()
+
+
+def keeps_states(base: Any, cache: Cache) -> bool:
+    """Whether any layer of a model keeps a recurrent or convolution state.
+
+    Args:
+        base: the model.
+        cache: an empty one, as `build_cache` makes it.
+    """
+    kinds = getattr(base.config.get_text_config(decoder=True), "layer_types", None)
+    return any(
+        isinstance(layer, LinearAttentionLayer) and not (kinds and kinds[number] in _WITHOUT_STATE)
+        for number, layer in enumerate(cache.layers)
+    )
+
+
+class Mixers:
+    """The modules of a model that keep states.
+
+    Args:
+        states: the states that each of them updates.
+        one_by_one: whether they must read one token at a time.
+    """
+
+    def __init__(
+        self, states: dict[nn.Module, list[StateKey]], *, one_by_one: bool = False
+    ) -> None:
+        self.states, self.one_by_one = states, one_by_one
+        self._lock = threading.Lock()  # held while forwards are replaced
+
+    @contextmanager
+    def split(self, cache: Any, certain: int, total: int) -> Iterator[States]:
+        """Make the mixers read the tokens of one call in segments.
+
+        Args:
+            cache: what the call extends.
+            certain: tokens of the first segment.
+            total: tokens of the call.
+
+        Yields:
+            The states after the first segment, once the call has been made.
+        """
+        sizes = [1] * total if self.one_by_one else [certain, total - certain]
+        snapshot: States = {}
+
+        def save(keys: Sequence[StateKey]) -> None:
+            snapshot.update({key: _copy(cache.layers[key[0]], key[1]) for key in keys})
+
+        with self._lock, ExitStack() as stack:
+            for module, keys in self.states.items():
+                stack.enter_context(_read_in(module, sizes, certain, functools.partial(save, keys)))
+            yield snapshot
+
+
+@contextmanager
+def _read_in(
+    module: nn.Module, sizes: Sequence[int], certain: int, save: Callable[[], None]
+) -> Iterator[None]:
+    """Replace a module's forward with one that reads this thread's tokens in segments."""
+    whole, total, owner = module.forward, sum(sizes), threading.get_ident()
+
+    def forward(*arguments: Any, **named: Any) -> Any:
+        if threading.get_ident() != owner:  # a plain call of another thread
+            return whole(*arguments, **named)
+        outputs, start = [], 0
+        for size in sizes:
+            if size == 0:
+                continue
+            end = start + size
+            outputs.append(
+                whole(
+                    *(_cut(value, start, end, total) for value in arguments),
+                    **{key: _cut(value, start, end, total) for key, value in named.items()},
+                )
+            )
+            start = end
+            if start == certain and start < total:
+                save()
+        return _join(outputs)
+
+    before = module.__dict__.get("forward")
+    module.forward = as_own(forward)
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+def _cut(value: Any, start: int, end: int, total: int) -> Any:
+    """Tokens `start` .. `end` of a value that has `total` tokens in its second axis."""
+    if isinstance(value, Tensor) and value.ndim >= 2 and value.shape[1] == total:
+        return value[:, start:end]
+    if isinstance(value, tuple):
+        return tuple(_cut(part, start, end, total) for part in value)
+    return value
+
+
+def _join(outputs: list[Any]) -> Any:
+    """The outputs of all segments as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    if isinstance(outputs[0], Tensor):
+        return torch.cat(outputs, dim=1)
+    if isinstance(outputs[0], tuple):
+        return tuple(_join(list(parts)) for parts in zip(*outputs, strict=True))
+    return outputs[-1]
+
+
+def _copy(layer: Any, number: int) -> tuple[Tensor | None, Tensor | None]:
+    """A copy of a layer's state, which later tokens overwrite."""
+    conv, recurrent = layer.conv_states[number], layer.recurrent_states[number]
+    return None if conv is None else conv.clone(), None if recurrent is None else recurrent.clone()
+
+
+class RecurrentCache:
+    """The cache of one text over a target with states, as BatchCache is for other targets.
+
+    Args:
+        cache: what the target's calls read and extend; it covers the prompt.
+        length: tokens of the prompt.
+
+    Attributes:
+        lengths: tokens of the text that are accepted and read.
+        pending: the last of them, dropped with a draft; the next call reads them again.
+    """
+
+    capacity = None
+
+    def __init__(self, cache: Cache, length: int) -> None:
+        self.cache, self.lengths = cache, [length]
+        self.pending: list[int] = []
+        self._draft: list[int] = []
+        self._snapshot: States = {}
+
+    def __len__(self) -> int:
+        """1: states of several texts cannot progress at different speeds."""
+        return 1
+
+    def source_of(self, number: int) -> None:
+        """None: there is no encoder."""
+
+    def read(self, target: Any, token_ids: list[int]) -> LMOutput:
+        """One call of the target over the pending tokens, the exact token and a draft.
+
+        Args:
+            target: a CausalLMTarget.
+            token_ids: the exact token, then the draft.
+
+        Returns:
+            Logits (1, T, V) and hidden states (1, T, D) at `token_ids`.
+        """
+        pending = len(self.pending)
+        start = self.lengths[0] - pending
+        ids = torch.tensor([[*self.pending, *token_ids]], device=target.device)
+        positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
+        output, self._snapshot = target.read_segments(ids, self.cache, positions, pending + 1)
+        self._draft = token_ids[1:]
+        features = None if output.features is None else output.features[:, pending:]
+        return LMOutput(output.logits[:, pending:], output.hidden[:, pending:], features)
+
+    def keep(self, count: int) -> None:
+        """Keep the first `count` draft tokens of the last call, and its exact token."""
+        self.lengths[0] += 1 + count
+        if count == len(self._draft):
+            self.pending = []
+            return
+        layers: list[Any] = self.cache.layers
+        for (number, state), (conv, recurrent) in self._snapshot.items():
+            layers[number].conv_states[state] = conv
+            layers[number].recurrent_states[state] = recurrent
+        for layer in layers:
+            if isinstance(layer, DynamicLayer) and layer.keys is not None:
+                _drop_positions(layer, len(self._draft))
+        self.pending = self._draft[:count]
+
+
+def _drop_positions(layer: Any, count: int) -> None:
+    """Drop the last cache positions of a layer, which may keep states too."""
+    if isinstance(layer, LinearAttentionLayer):
+        DynamicLayer.crop(layer, -count)  # type: ignore[arg-type]
+    else:
+        layer.crop(-count)
+
+
+def verify_chain(
+    target: Any, state: RecurrentCache, trees: list[PrefixTree], layout: str, follow: Follow
+) -> BatchVerification:
+    """`verify_trees` for a target with recurrent states: one text, one draft."""
+    if layout == "tree" or len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
+        raise ValueError(
+            "verify: the target keeps a recurrent state, which cannot branch; expected one text "
+            "with one draft (PrefixTree.best_chain), and layout 'auto' or 'rows'"
+        )
+    token_ids = trees[0].token_ids
+    shape, start = (1, len(state.pending) + len(token_ids)), time.perf_counter()
+    try:
+        output = state.read(target, token_ids)
+    except (RuntimeError, MemoryError) as error:
+        refuse_call(error, shape, 1, "rows")
+    seconds = time.perf_counter() - start
+    ((nodes, tokens, end),) = follow(trees, output.logits, None)
+    state.keep(len(nodes) - 1)
+    features = None if output.features is None else output.features[0, : len(nodes)]
+    verified = Verification(tokens, len(nodes) - 1, output.hidden[0, end], features)
+    return BatchVerification([verified], "rows", seconds, shape)
+
+
+def find_mixers(target: Any) -> Mixers:
+    """The modules of a target that keep states, and how they read several tokens; probed once.
+
+    Raises:
+        ValueError: they cannot be read in segments, so drafts cannot be rolled back.
+        MemoryError: no memory to test it; nothing is remembered.
+    """
+    with _PROBING:
+        facts = facts_of(target.base)
+        mixers: Mixers | None = facts.get("mixers")
+        if mixers is None:
+            action = f"test how {type(target.base).__name__} reads several tokens"
+            advice = (
+                "expected memory for a few tokens; free some, or load the model in a smaller dtype"
+            )
+            with describe_lack_of_memory(action, advice):
+                mixers = facts["mixers"] = _find_mixers(target)
+        return mixers
+
+
+@torch.inference_mode()
+def _find_mixers(target: Any) -> Mixers:
+    name = type(target.base).__name__
+    mixers = Mixers(_record_mixers(target), one_by_one=True)
+    refusal = f"decode: {name} keeps a recurrent state that cannot be rolled back"
+    advice = "use the model's own generate, or another target"
+    if not mixers.states:
+        raise ValueError(f"{refusal}: no module of it updates the states of its cache; {advice}")
+    expected, cold = _read_singly(target, empty=False), _read_singly(target, empty=True)
+    singly = _read_segments(target, mixers)
+    mixers.one_by_one = False
+    segments = _read_segments(target, mixers)
+    if segments is not None and logits_match(target.base, segments, expected, cold):
+        # Where rounding is coarse, a mixer that forgets its state may match as well.
+        noise = 0.0 if singly is None else float((singly - expected).norm())
+        noise += torch.finfo(target.dtype).eps * float(expected.norm())
+        if singly is None or float((segments - expected).norm()) <= 4.0 * noise:
+            return mixers
+    mixers.one_by_one = True
+    if singly is not None and logits_match(target.base, singly, expected, cold):
+        return mixers
+    raise ValueError(
+        f"{refusal}: several tokens read in one call give other logits than one after another; "
+        f"{advice}"
+    )
+
+
+def _read_segments(target: Any, mixers: Mixers) -> Tensor | None:
+    """(T, V) logits of a few tokens read in one call; None where that fails."""
+    cache = _read_prompt(target)
+    try:
+        with mixers.split(cache, 1, len(_NEXT)) as snapshot:
+            logits = read_tokens(target, _NEXT, cache, len(_PROMPT))
+    except Exception as error:  # of any kind
+        if is_lack_of_memory(error):
+            raise
+        return None
+    complete = len(snapshot) == sum(map(len, mixers.states.values()))
+    return logits if complete else None
+
+
+def _read_singly(target: Any, *, empty: bool) -> Tensor:
+    """(T, V) logits of a few tokens that are read one at a time, as in `generate`."""
+    cache = _read_prompt(target)
+    if empty:  # as if the mixers had read nothing: how much do their states matter?
+        for layer in cache.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                _empty(layer)
+    rows = [
+        read_tokens(target, [token], cache, len(_PROMPT) + index)
+        for index, token in enumerate(_NEXT)
+    ]
+    return torch.cat(rows)
+
+
+def _empty(layer: Any) -> None:
+    """Set the recurrent states to zero, or the convolution states where there are none."""
+    recurrent = [state for state in layer.recurrent_states.values() if state is not None]
+    for state in recurrent or layer.conv_states.values():
+        if state is not None:
+            state.zero_()
+
+
+def _read_prompt(target: Any) -> Any:
+    cache = target.new_cache()
+    read_tokens(target, _PROMPT, cache, 0)
+    return cache
+
+
+def _record_mixers(target: Any) -> dict[nn.Module, list[StateKey]]:
+    """The states that each module of a model updates."""
+    running: list[nn.Module] = []
+    states: dict[nn.Module, list[StateKey]] = {}
+    cache: Any = target.new_cache()
+
+    def watch(update: Any) -> Any:
+        def updated(value: Tensor, layer_idx: int, state_idx: int = 0, **named: Any) -> Any:
+            keys = states.setdefault(running[-1], [])
+            if (layer_idx, state_idx) not in keys:
+                keys.append((layer_idx, state_idx))
+            return update(value, layer_idx, state_idx, **named)
+
+        return updated
+
+    def enter(module: nn.Module, _arguments: Any) -> None:
+        running.append(module)
+
+    def leave(*_: Any) -> None:
+        running.pop()
+
+    cache.update_conv_state = watch(cache.update_conv_state)
+    cache.update_recurrent_state = watch(cache.update_recurrent_state)
+    handles = []
+    for module in target.base.modules():
+        handles.append(module.register_forward_pre_hook(in_this_thread(enter)))
+        handles.append(module.register_forward_hook(in_this_thread(leave)))
+    try:
+        read_tokens(target, _PROMPT, cache, 0)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return states
