@@ -117,9 +117,9 @@ class DemoRun:
         return {
             "strategies": comparison.to_json(),
             "options": {
-                setting.name: replace(
-                    settings.options(setting.name), strategy=setting.strategy
-                ).options
+                setting.name: {"top_k": settings.top_k}
+                if setting.strategy == "oracle"
+                else replace(settings.options(setting.name), strategy=setting.strategy).options
                 for setting in DEMO_SETTINGS
             },
             "alpha": settings.alpha["p_best_ngram"],

@@ -219,8 +219,6 @@ def test_options_that_cannot_be_given():
         CustomGenerate(drafter=TreeDrafter(None), max_nodes=3)
     with pytest.raises(TypeError, match="CustomGenerate: unknown option 'max_node'; did you mean"):
         CustomGenerate(drafter="tree", max_node=3)
-    with pytest.raises(ValueError, match="'oracle' decodes twice"):
-        method("llama", drafter="oracle")
 
 
 def test_a_scorer_drafts_and_auto_remembers():

@@ -37,7 +37,6 @@ from lattice_bpd.decode import (
     decode,
     generate,
 )
-from lattice_bpd.decode.drafters import OracleDrafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM, SequentialHeads
 from lattice_bpd.verify import CausalLMTarget, PrefixTree
@@ -140,15 +139,6 @@ def test_stage_times_add_up(monkeypatch):
     assert 0.0 < seconds["heads"] <= seconds["target"]
     assert seconds["prompt"] >= 1.0  # more where the target is tried for the first time
     assert seconds["top_k"] == seconds["rescore"] == 0.0
-
-
-def test_oracle_takes_the_targets_tokens_that_are_in_the_lattice():
-    model = model_of("gpt2")
-    wanted = plain_greedy(model, PROMPT, 12)
-    result = decode(model, PROMPT, OracleDrafter(wanted, top_k=VOCAB), max_new_tokens=11)
-    # k = V: the lattice holds everything, so each call gives H + 1 tokens
-    assert result.stats.accept_lengths == [4, 4]
-    assert result.token_ids == wanted[:11]
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_logprobs_of_generate(kind, case):
             assert_logprobs(result, torch.cat(plain.scores), 4)
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "bpd", "tree", "p_best", "mixture", "oracle"])
+@pytest.mark.parametrize("strategy", ["greedy", "bpd", "tree", "p_best", "mixture"])
 def test_logprobs_of_each_strategy_and_count(strategy):
     base, prompt = model_of("trained").base, batch()["input_ids"][0]
     heads = None if strategy in ("mixture", "greedy") else model_of("trained").head_logits

@@ -78,12 +78,11 @@ def list_cases(strategies: Sequence[str] | None = None) -> list[Case]:
         layouts = ("tree", "rows") if strategy != "greedy" else ("auto",)
         cases += [Case(strategy, size, layout) for layout in layouts for size in BATCHES]
         cases += [Case(strategy, 3, settings=settings) for settings in SETTINGS[1:]]
-        if strategy != "oracle":  # decodes twice, which CustomGenerate refuses
-            cases += [
-                Case(strategy, size, custom_generate=True, settings=settings)
-                for settings in SETTINGS
-                for size in BATCHES
-            ]
+        cases += [
+            Case(strategy, size, custom_generate=True, settings=settings)
+            for settings in SETTINGS
+            for size in BATCHES
+        ]
     return cases
 
 

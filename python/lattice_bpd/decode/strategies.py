@@ -19,7 +19,6 @@ from lattice_bpd.decode.drafters.call_costs import ModelCosts
 from lattice_bpd.decode.drafters.chain import (
     ArgmaxDrafter,
     ChainDrafter,
-    OracleDrafter,
     SampledTreeDrafter,
 )
 from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
@@ -50,7 +49,6 @@ class DraftSources:
         store: texts served before, for "mixture"; None: none.
         gates: the weights of the sources of "mixture"; None: the defaults.
         costs: measured costs of the model's calls, for "mixture"; None: none yet.
-        output: the target's output, for "oracle".
     """
 
     lm: Any = None
@@ -59,7 +57,6 @@ class DraftSources:
     store: TextStore | None = None
     gates: Gates | None = None
     costs: ModelCosts | None = None
-    output: Sequence[int] = ()
 
 
 def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Drafter:
@@ -174,7 +171,6 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "draft_model": lambda config, sources: load_extension(DRAFTERS, "draft_model")(
         sources.draft_model, config
     ),
-    "oracle": lambda config, sources: OracleDrafter(sources.output, top_k=config.top_k),
 }
 
 

@@ -64,9 +64,6 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
         "a small causal LM's greedy or sampled continuation; a tree if max_nodes is given",
         ("draft_length", "top_k", "max_nodes", "temperature"), ("draft_model",),
     ),
-    "oracle": StrategyInfo(
-        "the best path in hindsight; decodes greedily first", ("top_k",), ("heads", "output")
-    ),
 }  # fmt: skip
 """Every strategy by name, in the order of tables and help texts."""
 

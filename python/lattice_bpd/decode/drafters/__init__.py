@@ -5,7 +5,6 @@ from __future__ import annotations
 from lattice_bpd.decode.drafters.chain import (
     ArgmaxDrafter,
     ChainDrafter,
-    OracleDrafter,
     SampledTreeDrafter,
 )
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
@@ -26,7 +25,6 @@ __all__ = [
     "MixtureDrafter",
     "NeuralScorer",
     "NoDrafter",
-    "OracleDrafter",
     "PBestDrafter",
     "SampledTreeDrafter",
     "ScorerDrafter",

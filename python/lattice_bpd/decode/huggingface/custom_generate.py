@@ -102,7 +102,7 @@ class CustomGenerate:
         results: the DecodeResult of each sequence of the last call, with statistics.
 
     Raises:
-        ValueError: strategy "oracle", which decodes twice, or see `generate`.
+        ValueError: see `generate`.
         TypeError: an unknown option, or acceptance is not an acceptance rule.
     """
 
@@ -133,8 +133,6 @@ class CustomGenerate:
         self.config = read_config(_WHERE, drafter, options, lm=lm, draft_model=draft_model)
         self.drafter: Any = drafter if self.config is None else None
         self.sources = DraftSources(lm, draft_model, heads is not None)
-        if self.config is not None and self.config.strategy == "oracle":
-            raise ValueError("CustomGenerate: strategy 'oracle' decodes twice; use decode.generate")
         self.results: list[DecodeResult] = []
 
     def __call__(

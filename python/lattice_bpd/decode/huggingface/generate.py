@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from lattice_bpd.decode.loop.arguments import (
     check_weights,
     ending_stream,
 )
-from lattice_bpd.decode.loop.decode import DecodeResult, check_rule, decode_prompts
+from lattice_bpd.decode.loop.decode import check_rule, decode_prompts
 from lattice_bpd.decode.loop.prompts import Prompts, check_prompts
 from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
@@ -314,14 +314,9 @@ def generate(
         if config is None:
             chosen: Any = drafter
         else:
-            sources = DraftSources(
-                lm, draft_model, target.heads is not None,
-                costs=costs_of(target.target.base),
-            )  # fmt: skip
-            if config.strategy == "oracle":
-                chosen = _make_oracles(request, config, sources, decoding)
-            else:
-                chosen = make_drafter(config, sources)
+            costs = costs_of(target.target.base)
+            sources = DraftSources(lm, draft_model, target.heads is not None, costs=costs)
+            chosen = make_drafter(config, sources)
         prompts, settings = request.prepare(decoding)
         results = decode_prompts(target, prompts, chosen, settings)
         for result in results:
@@ -384,14 +379,3 @@ def _check_names(where: str, options: dict[str, Any]) -> None:
                 f"{where}: {name} is a generation setting, no drafting option; pass it as "
                 f"{given}{sample}"
             )
-
-
-def _make_oracles(
-    request: Request, config: DraftConfig, sources: DraftSources, decoding: dict[str, Any]
-) -> list[Drafter]:
-    """A drafter for each prompt that drafts its greedy output."""
-    silent = {**decoding, "streamer": None, "certificate": False, "records": None, "caches": None}
-    prompts, settings = request.prepare(silent)
-    greedy = make_drafter(replace(config, strategy="greedy"))
-    outputs: list[DecodeResult] = decode_prompts(request.model, prompts, greedy, settings)
-    return [make_drafter(config, replace(sources, output=one.token_ids)) for one in outputs]

@@ -18,6 +18,7 @@ from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify.acceptance.rules import Acceptance
+from lattice_bpd_kim2024.live.oracle import OracleDrafter
 from lattice_bpd_kim2024.replay.lookup_drafter import LookupDrafter
 from lattice_bpd_kim2024.replay.positions import (
     Draft,
@@ -96,10 +97,12 @@ class Setting:
         """
         if self.make is not None:
             return self.make(source, output, config)
+        if self.strategy == "oracle":
+            return OracleDrafter(output, top_k=config.top_k)
         config = replace(config, strategy=self.strategy)
         if self.strategy == "draft_model":
             return make_drafter(config, DraftSources(draft_model=source))
-        return make_drafter(config, DraftSources(source, output=output))
+        return make_drafter(config, DraftSources(source))
 
 
 _GREEDY = Setting("greedy", "greedy", "greedy")
