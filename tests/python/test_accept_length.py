@@ -23,25 +23,6 @@ def chain_of(lattice: Any, context: Any, lm: Any, **options: Any) -> Drafts:
     return rescore_lattice(lattice, context, lm, num_drafts=1, objective="accept_length", **options)
 
 
-def test_worked_example() -> None:
-    # Slot 0: 1 or 3; slot 1: 2 or 0. Independent slots: the most likely token of each.
-    logits = np.full((2, 4), -np.inf, np.float32)
-    logits[0, [1, 3]] = math.log(3), 0
-    logits[1, [2, 0]] = math.log(2), 0
-    drafts = chain_of(logits, [], None, top_k=2)
-    assert drafts.token_ids.tolist() == [[[1, 2]]]
-    np.testing.assert_allclose(np.exp(drafts.prefix_log_probs[0, 0]), [3 / 4, 1 / 2], rtol=1e-6)
-    np.testing.assert_allclose(drafts.scores, [[3 / 4 + 1 / 2]], rtol=1e-6)
-    assert drafts.lengths.tolist() == [[2]]
-    # Above temperature 1 probabilities are flatter: ln 3 and ln 2 become halves of themselves.
-    flat = chain_of(logits, [], None, top_k=2, temperature=2.0)
-    first, second = 3**0.5 / (3**0.5 + 1), 2**0.5 / (2**0.5 + 1)
-    np.testing.assert_allclose(
-        np.exp(flat.prefix_log_probs[0, 0]), [first, first * second], rtol=1e-6
-    )
-    assert rescore_lattice(logits, [], None, top_k=2).prefix_log_probs is None
-
-
 def test_temperature_divides_scores_and_alpha(small_lm: NGramLM) -> None:
     rng = np.random.default_rng(1)
     logits = rng.standard_normal((3, 4, 4)).astype(np.float32)

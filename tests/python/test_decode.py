@@ -18,7 +18,6 @@ from torch import nn
 from transformers import GenerationConfig, StaticCache
 
 from blockwise_models import (
-    HEADS,
     POSITIONS,
     VOCAB,
     looping_text,
@@ -76,21 +75,6 @@ class Fixed:
         self.slots += [state.num_slots for state in states]
         self.contexts += [list(state.tokens) for state in states]
         return [self.make(state) for state in states]
-
-
-def test_merged_calls_are_m_over_k_plus_one():
-    # A perfect drafter: the prompt's call gives 1 token, each of the others H + 1 = 5.
-    wanted = plain_greedy(model_of("gpt2"), PROMPT, 40)
-
-    def perfect(state):
-        done = len(state.tokens) - len(PROMPT)
-        return draft_of(state, wanted[done : done + state.num_slots])
-
-    result = decode(model_of("gpt2"), PROMPT, Fixed(perfect), max_new_tokens=36)
-    assert result.token_ids == wanted[:36]
-    assert result.stats.target_calls == 1 + 35 // HEADS
-    assert result.stats.accept_lengths == [HEADS - 1] * 7
-    assert result.stats.block_efficiency == 36 / 8
 
 
 def test_drafter_sees_the_exact_token_and_the_longest_draft():
@@ -206,26 +190,6 @@ def test_several_prompts_give_a_list_and_one_prompt_a_result():
             assert [result.token_ids for result in decoder(batch)] == [wanted]
         for batch in ([prompt] * 2, torch.tensor([prompt] * 2), np.array([prompt] * 2)):
             assert [result.token_ids for result in decoder(batch)] == [wanted] * 2
-
-
-def test_a_drafter_takes_a_config_or_options_by_name():
-    prompts = random_prompts(3, seed=7)
-    options = {"lm": small_lm(), "max_new_tokens": 12}
-    config = DraftConfig("p_best", **SMALL)
-    used = {name: SMALL[name] for name in ("top_k", "num_drafts", "alpha")}
-    named = generate(model_of("trained"), prompts, "p_best", **used, **options)
-    for other in (
-        generate(model_of("trained"), prompts, config, **options),
-        generate(model_of("trained"), prompts, DraftConfig("p_best"), **used, **options),
-        decode(model_of("trained"), prompts, PBestDrafter(small_lm(), config), max_new_tokens=12),
-    ):
-        for result, expected in zip(other, named, strict=True):
-            assert result.token_ids == expected.token_ids
-            assert result.stats.accept_lengths == expected.stats.accept_lengths
-    with pytest.raises(TypeError, match=r"^generate: max_nodes given with a drafter"):
-        generate(model_of("trained"), [1], PBestDrafter(None), max_nodes=3)
-    with pytest.raises(TypeError, match=r"drafter is 3; expected the name of a strategy"):
-        generate(model_of("trained"), [1], 3)
 
 
 class Echo(Drafter):
@@ -398,36 +362,6 @@ def test_logits_that_a_model_caps_are_its_own():
     torch.testing.assert_close(first.logits[0, -1], wanted[2], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(later.logits[0, -1], wanted[3], rtol=1e-4, atol=1e-4)
     assert later.logits.abs().max() <= 1.0 < bare.abs().max()
-
-
-SIZES = {"top_k": 6, "max_nodes": 10, "alpha": 0.7}
-
-
-def counts(result) -> tuple[list[int], int]:
-    return result.stats.accept_lengths, result.stats.verified_tokens
-
-
-def test_temperature_shapes_the_tree_wherever_it_is_given():
-    model, options = model_of("trained"), {"lm": small_lm(), **SIZES}
-    wanted = plain_greedy(model, PROMPT, 30)
-    by_drafter = {
-        temperature: decode(
-            model, PROMPT, TreeDrafter(temperature=temperature, **options), max_new_tokens=30
-        )
-        for temperature in (0.2, 1.0, 20.0)
-    }
-    assert len({str(counts(result)) for result in by_drafter.values()}) > 1
-    for temperature, expected in by_drafter.items():
-        given = {**options, "temperature": temperature}
-        method = CustomGenerate(model.head_logits, "tree", **given)
-        ids = torch.tensor([PROMPT])
-        custom = model.base.generate(ids, custom_generate=method, max_new_tokens=30)
-        assert custom[0, 3:].tolist() == wanted
-        alone = generate(model, PROMPT, "tree", max_new_tokens=30, **given)
-        (batch,) = generate(model, [PROMPT], "tree", max_new_tokens=30, **given)
-        for result in (expected, method.results[0], alone, batch):
-            assert result.token_ids == wanted
-            assert counts(result) == counts(expected)
 
 
 class Step(nn.Module):

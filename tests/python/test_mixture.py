@@ -208,28 +208,6 @@ def test_rejects_bad_input():
         _core.search_mixtures([text], [1], 5000)
 
 
-def test_sampled_paths_have_the_distribution_of_q(tmp_path):
-    """A chi-square test of the first sampled token against the distribution that is stated."""
-    rng = np.random.default_rng(3)
-    core, *_ = make(rng, tmp_path, 1, True, True, False)
-    heads = random_heads(rng)
-    text = _core.MixtureText(core)
-    text.append(random_text(rng, 40))
-    counts: dict[int, int] = {}
-    draws = 4000
-    for key in range(draws):
-        tree = text.sample(4, 4, 0.0, key, heads[0][None], heads[1][None])
-        ids, probs = text.distribution_after(0)
-        counts[tree.token_ids[1]] = counts.get(tree.token_ids[1], 0) + 1
-    assert math.isclose(probs.sum(), 1.0, rel_tol=1e-9)
-    statistic = sum(
-        (counts.get(int(token), 0) - draws * p) ** 2 / (draws * p)
-        for token, p in zip(ids, probs, strict=True)
-    )
-    degrees = len(ids) - 1
-    assert statistic < degrees + 5.0 * math.sqrt(2.0 * degrees)
-
-
 PROMPTS = [
     np.random.default_rng(number).integers(0, VOCAB, 2 + 5 * number).tolist() for number in range(4)
 ]

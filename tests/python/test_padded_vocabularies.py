@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
-from lattice_bpd.decode import DraftingModel, decode, generate
+from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.state.model import DraftHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
@@ -115,16 +115,6 @@ def test_lms_and_heads(strategy: str, size: int) -> None:
             lengths.append(result.stats.accept_lengths)
         if strategy != "mixture":  # its sizes depend on time
             assert lengths[1] == lengths[0]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_head_logits_have_the_target_s_columns(size: int) -> None:
-    drafting, heads = DraftingModel(build_target("llama"), heads_of(size)), heads_of(size)
-    hidden = torch.randn(2, 32)
-    logits, own = drafting.head_logits(hidden), heads(hidden)
-    assert logits.shape == (*own.shape[:2], VOCAB)
-    assert torch.equal(logits[..., :size], own[..., :VOCAB])
-    assert bool(torch.isneginf(logits[..., size:]).all())
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -17,8 +17,8 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.verify import Rejection, Sampled
-from sampled_sequences import LENGTH, PROMPT, check_sequences, tiny_model
 from sampled_sequences import VOCAB as SYMBOLS
+from sampled_sequences import check_sequences, tiny_model
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
 
 TEXTS = [prompt + new for prompt, new in zip(PROMPTS, generated("llama"), strict=True)]
@@ -161,31 +161,3 @@ def test_samples_leave_the_targets_distribution(way: str) -> None:
     drafter = SampledTreeDrafter(lm, top_k=3, **options)
     heads: Any = PairHeads((), unary=unary, normalization=normalization)
     assert check_sequences(tiny_model(0), drafter, sampling, heads=heads) < 2.9
-
-
-def test_rows_that_are_the_targets_own_are_always_accepted() -> None:
-    """Where the conditional rows are the target's distribution, every sample is kept."""
-    target = tiny_model(0)
-
-    class OwnRows:
-        num_slots = LENGTH - 1
-
-        @torch.inference_mode()
-        def read_states(self, states: Sequence[Any]) -> LatticeInput:
-            return LatticeInput(*map(torch.stack, zip(*map(self._row, states), strict=True)),
-                                unary="included", normalization="local")  # fmt: skip
-
-        def _row(self, state: Any) -> tuple[torch.Tensor, ...]:
-            text = list(state.tokens)
-            ids = torch.arange(SYMBOLS).repeat(LENGTH - 1, 1)
-            start = target(torch.tensor([text])).logits[0, -1]
-            after = [target(torch.tensor([[*text, a]])).logits[0, -1] for a in range(SYMBOLS)]
-            return ids, torch.zeros(LENGTH - 1, SYMBOLS), start, torch.stack(after)[None]
-
-    for temperature in (0.6, 1.0, 3.0):
-        results = generate(
-            target, [PROMPT] * 12, SampledTreeDrafter(None, top_k=SYMBOLS, max_nodes=LENGTH - 1),
-            heads=OwnRows(), max_new_tokens=LENGTH + 1, acceptance=Rejection(temperature, seed=3),
-            stop_token_ids=[],
-        )  # fmt: skip
-        assert {tuple(result.stats.accept_lengths) for result in results} == {(LENGTH - 1,)}

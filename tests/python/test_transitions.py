@@ -2,7 +2,6 @@
 
 import math
 import pickle
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -122,67 +121,6 @@ def test_the_openfst_engine_gives_the_same_list(seed: int, core_of: Any) -> None
         given = {"num_drafts": num_drafts, **options}
         fused = rescore_lattice(lattice, contexts, lm, engine="fused", **given)
         assert fused == rescore_lattice(lattice, contexts, lm, engine="openfst", **given)
-
-
-def test_worked_example_of_both_normalizations() -> None:
-    # Slot 0: 0 or 1 alike; slot 1: 2 or 3. After 0 both score 2, after 1 they score 1 and 0.
-    ids, zeros = np.array([[[0, 1], [2, 3]]]), np.zeros((1, 2, 2), np.float32)
-    start = np.zeros((1, 2), np.float32)
-    transitions = np.array([[[[2, 2], [1, 0]]]], np.float32)
-    by_path = rescore_lattice(LatticeInput(ids, zeros, start, transitions), [[]], None)
-    assert tokens_of(by_path, 0) == [(0, 2), (0, 3), (1, 2), (1, 3)]
-    assert by_path.scores[0, :4].tolist() == [2, 2, 1, 0]
-    local = LatticeInput(ids, zeros, start, transitions, normalization="local")
-    by_row = rescore_lattice(local, [[]], None)
-    assert tokens_of(by_row, 0)[0] == (1, 2)  # 1/2 e/(e+1) = 0.37; each path through 0 has 1/4
-    assert float(by_row.scores[0, 0]) == pytest.approx(math.log(0.5 / (1 + math.exp(-1))))
-    walk = rescore_lattice(local, [[]], None, num_drafts=1, objective="greedy_walk")
-    assert tokens_of(walk, 0) == [(0, 2)]
-    np.testing.assert_allclose(np.exp(walk.prefix_log_probs[0, 0]), [1 / 2, 1 / 4], rtol=1e-6)
-
-
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_samples_have_the_distribution_of_the_lattice(normalization: str, core_of: Any) -> None:
-    # The first child of each node is a sample of q; chi-square over all 27 paths.
-    rng = np.random.default_rng(5)
-    text = random_arpa(rng, VOCAB, 3, ngrams=30, exact=False)
-    lm = core_of(text, vocab_size=VOCAB)
-    ids = np.array([[[1, 4, 2], [0, 3, 1], [5, 2, 4]]])
-    lattice = LatticeInput(
-        ids, rng.normal(0, 1, (1, 3, 3)).astype(np.float32),
-        rng.normal(0, 1, (1, 3)).astype(np.float32),
-        rng.normal(0, 1, (1, 2, 3, 3)).astype(np.float32), normalization=normalization,
-    )  # fmt: skip
-    repeats = 6000
-    arrays = (lattice.token_ids, lattice.scores, lattice.start, lattice.transitions)
-    ids, scores, start, transitions = (np.repeat(array, repeats, axis=0) for array in arrays)
-    many = LatticeInput(ids, scores, start, transitions, normalization=normalization)
-    trees = sample_tree(
-        many, [[2]] * repeats, lm, max_nodes=3, alpha=0.5, seed=list(range(repeats))
-    )
-    counts: Counter[tuple[int, ...]] = Counter()
-    for row in range(repeats):
-        path: tuple[int, ...] = ()
-        node = -1
-        for _ in range(3):  # the first path of the tree: the first child of each node
-            node = int(np.flatnonzero(trees.parents[row] == node)[0])
-            path = (*path, int(trees.token_ids[row, node]))
-        counts[path] += 1
-    oracle = oracle_of(lattice, 0, lm=read_arpa(text), context=[2], alpha=0.5)
-    logs = oracle.log_masses(normalization)
-    expected = {path: repeats * math.exp(log) for path, log in logs.items() if len(path) == 3}
-    pooled = [path for path, number in expected.items() if number < 5]
-    statistic = sum(
-        (counts[path] - number) ** 2 / number
-        for path, number in expected.items()
-        if path not in pooled
-    )
-    rare = sum(expected[path] for path in pooled)
-    if rare > 0:
-        statistic += (sum(counts[path] for path in pooled) - rare) ** 2 / rare
-    degrees = len(expected) - len(pooled) - (0 if rare > 0 else 1)
-    assert degrees >= 10
-    assert statistic < degrees + 4 * math.sqrt(2 * degrees)  # about 1e-4 by chance
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
