@@ -5,7 +5,6 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/lm_fst.h"
-#include "lattice_bpd/lm/score_text.h"
 #include "lm_examples.h"
 
 namespace lattice_bpd {
@@ -33,45 +32,6 @@ TEST_CASE("queries: the longest n-gram, or backoffs down to it") {
   CHECK(LnP(*lm, kB, {kBos}) == -0.875 - 1.5);             // (<s>) + b
 }
 
-TEST_CASE("queries: the parts that were added up are kept apart") {
-  const auto lm = ExampleLm();
-  const LmStep step = lm->Query(lm->StateOf(std::vector<Symbol>{kA, kB}), kA);
-  REQUIRE(step.num_backoffs == 2);
-  CHECK(step.backoffs[0] == -0.125f);
-  CHECK(step.backoffs[1] == -0.25f);
-  CHECK(step.log_prob == -1.0f);
-}
-
-TEST_CASE("states: the longest suffix of the history that the model knows") {
-  const auto lm = ExampleLm();
-  const auto length = [&](const std::vector<Symbol>& history) {
-    return lm->StateOf(history).length;
-  };
-  CHECK(length({}) == 0);
-  CHECK(length({kA}) == 1);
-  CHECK(length({kA, kB}) == 2);
-  CHECK(length({kB, kA}) == 1);      // b a is unknown
-  CHECK(length({kA, kB, kC}) == 2);  // b c
-  CHECK(length({kC, kC, kA, kB}) == 2);
-  CHECK(lm->StateOf(std::vector<Symbol>{kC, kA, kB}) ==
-        lm->StateOf(std::vector<Symbol>{kBos, kA, kB}));
-}
-
-TEST_CASE("states: going step by step is the same as starting from the whole history") {
-  const auto lm = ExampleLm();
-  for (int code = 0; code < 4 * 4 * 4 * 4 * 4; ++code) {  // all histories of 5 of a, b, c, <s>
-    std::vector<Symbol> history;
-    LmState state;
-    for (int rest = code, i = 0; i < 5; ++i, rest /= 4) {
-      const Symbol word = static_cast<Symbol>(rest % 4);
-      history.push_back(word);
-      state = lm->Query(state, word).next;
-      INFO("code ", code, " length ", i + 1);
-      CHECK(state == lm->StateOf(history));
-    }
-  }
-}
-
 TEST_CASE("contexts: <s> is seen where the context is shorter than a history") {
   const auto lm = ExampleLm();
   const auto state = [&](const std::vector<TokenId>& context, bool bos) {
@@ -95,41 +55,6 @@ TEST_CASE("contexts: a named <s> is not doubled") {
   CHECK(lm->StateOfContext(std::vector<TokenId>{3}, true) == lm->StateOfContext({}, true));
   CHECK(lm->StateOfContext(std::vector<TokenId>{3, 0}, true) ==
         lm->StateOfContext(std::vector<TokenId>{0}, true));
-}
-
-TEST_CASE("text: one number for each token and one for </s>") {
-  const auto lm = ExampleLm();
-  const std::vector<TokenId> text = {0, 1, 2, 2};
-  const std::vector<double> expected = {-0.625, -0.375, -0.125, -0.75 + 0.0 - 2.0, 0.0 - 3.0};
-  CHECK(ScoreText(*lm, text, true, true) == expected);
-  CHECK(ScoreText(*lm, text, false, false) ==
-        std::vector<double>{-1.0, -0.25, -0.125, -0.75 + 0.0 - 2.0});
-  CHECK(ScoreText(*lm, {}, true, true) == std::vector<double>{-0.875 - 3.0});
-  CHECK(ScoreText(*lm, {}, true, false).empty());
-  CHECK(LogProb(*lm, 2, std::vector<TokenId>{0, 1}, true) == -0.125);
-  CHECK_THROWS_AS(ScoreText(*lm, std::vector<TokenId>{0, 7}, true, false), ValueError);
-  CHECK_THROWS_AS(LogProb(*lm, -1, {}, true), ValueError);
-}
-
-TEST_CASE("order 1: no history, no backoff") {
-  std::vector<Ngram> unigrams = ExampleNgrams();
-  unigrams.resize(6);
-  for (Ngram& unigram : unigrams) unigram.backoff = 0.0f;
-  std::vector<NgramList> lists = ListsOf(1, unigrams);
-  Trie trie = BuildTrie(MakeVocabulary(3, {}), lists);
-  const auto lm = BackoffLm::FromTrie(trie);
-  CHECK(lm->order() == 1);
-  CHECK(LnP(*lm, kB, {kA, kC}) == -1.5);
-  CHECK(lm->StateOfContext(std::vector<TokenId>{0, 1}, true) == LmState{});
-}
-
-TEST_CASE("FST states: the empty history, then histories of each length in trie order") {
-  const auto lm = ExampleLm();
-  CHECK(FstState(*lm, {}) == 0);
-  CHECK(FstState(*lm, lm->StateOf(std::vector<Symbol>{kA})) == 1);
-  CHECK(FstState(*lm, lm->StateOf(std::vector<Symbol>{kEos})) == 5);
-  CHECK(FstState(*lm, lm->StateOf(std::vector<Symbol>{kA, kB})) == 7);  // 1 + 6 unigrams
-  CHECK(FailureLabel(*lm) == 7);  // after the labels 1..6 of all symbols
 }
 
 TEST_CASE("FST bytes: expanding is refused where it cannot fit") {

@@ -6,14 +6,10 @@
 #include <cstring>
 #include <limits>
 #include <random>
-#include <string>
 #include <vector>
 
-#include "lattice_bpd/base/array_view.h"
 #include "lattice_bpd/base/checksum.h"
-#include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/half.h"
-#include "lattice_bpd/base/label.h"
 #include "lattice_bpd/base/score_grid.h"
 
 namespace lattice_bpd {
@@ -46,24 +42,6 @@ TEST_CASE("checksum: every single bit of every size up to 100 bytes counts") {
   }
 }
 
-TEST_CASE("checksum: trailing zeros, cuts, swapped words and misaligned data") {
-  const std::vector<unsigned char> zeros(64, 0);
-  for (std::size_t size = 0; size < 64; ++size) {
-    CHECK(Checksum(zeros.data(), size) != Checksum(zeros.data(), size + 1));
-  }
-  std::vector<unsigned char> bytes = RandomBytes(96, 7);
-  const std::uint64_t whole = Checksum(bytes.data(), bytes.size());
-  for (std::size_t at = 0; at + 40 <= bytes.size(); at += 8) {  // a word, and its lane's next
-    std::vector<unsigned char> swapped = bytes;
-    std::swap_ranges(swapped.begin() + at, swapped.begin() + at + 8, swapped.begin() + at + 32);
-    CHECK(Checksum(swapped.data(), swapped.size()) != whole);
-  }
-  std::vector<unsigned char> shifted(bytes.size() + 1);
-  std::memcpy(shifted.data() + 1, bytes.data(), bytes.size());
-  CHECK(Checksum(shifted.data() + 1, bytes.size()) == whole);
-  CHECK(Checksum(nullptr, 0) == Checksum(bytes.data(), 0));
-}
-
 TEST_CASE("half: values that are written down in IEEE 754") {
   CHECK(Float16ToFloat(0x3c00) == 1.0f);
   CHECK(Float16ToFloat(0xc000) == -2.0f);
@@ -94,16 +72,6 @@ TEST_CASE("half: all 65,536 float16 by their definition (-1)^s 2^(e-15) (1 + f/1
   }
 }
 
-TEST_CASE("score grid: float32 of magnitude 1 or more stays as it is") {
-  std::mt19937 random(1);
-  std::uniform_real_distribution<float> uniform(1.0f, 5e4f);
-  for (int i = 0; i < 1000; ++i) {
-    const float value = uniform(random);
-    CHECK(ToScoreGrid(value) == static_cast<double>(value));
-    CHECK(ToScoreGrid(-value) == -static_cast<double>(value));
-  }
-}
-
 TEST_CASE("score grid: parts move by half a step at most, ties go to even") {
   CHECK(ToScoreGrid(0x1p-25) == 0.0);
   CHECK(ToScoreGrid(3 * 0x1p-25) == 2 * 0x1p-24);
@@ -125,28 +93,6 @@ TEST_CASE("score grid: sums are the same in any order") {
     INFO("trial ", trial);
     CHECK(forward == shuffled);
   }
-}
-
-TEST_CASE("span: the last n elements and slices") {
-  const std::vector<int> values = {1, 2, 3, 4};
-  const Span<int> span(values);
-  CHECK(span.Last(2)[0] == 3);
-  CHECK(span.Last(9).size() == 4);
-  CHECK(span.Last(0).empty());
-  CHECK(span.Slice(1, 3).size() == 2);
-  CHECK(span.Slice(1, 3)[1] == 3);
-}
-
-TEST_CASE("label: token id + 1, so that 0 stays epsilon") {
-  CHECK(ToLabel(0) == 1);
-  CHECK(ToSymbol(ToLabel(41)) == 41);
-}
-
-TEST_CASE("errors: messages are put together from their parts") {
-  CHECK(StrCat("slot ", 3, " has ", 0.5) == std::string("slot 3 has 0.5"));
-  const IoError error(2, "lm.bin", "cannot open lm.bin");
-  CHECK(error.error_number() == 2);
-  CHECK(error.path() == "lm.bin");
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
@@ -56,14 +55,6 @@ inline bool Equal(const CountTrie& a, const CountTrie& b) {
 
 inline std::shared_ptr<const CountFile> OpenCounts(const std::string& path) {
   return std::make_shared<const CountFile>(FileReader::Open(path));
-}
-
-inline std::vector<std::string> NamesIn(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    names.push_back(entry.path().filename().string());
-  }
-  return names;
 }
 
 }  // namespace lattice_bpd

@@ -1,4 +1,5 @@
-// Both engines, and every build of the fused one, return the same list to the last bit.
+// The builds of the fused engine, and damaged models. Other tests compare both engines' answers:
+// transitions_test.cc, unlisted_test.cc, fused_test.cc.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -16,52 +17,6 @@
 namespace lattice_bpd {
 
 namespace {
-
-void CheckEngines(const Sausage& lattice, const BackoffLm* lm, const LmState& start,
-                  DraftOptions options) {
-  options.engine = Engine::kOpenFst;
-  const DraftList expected = FindDrafts(lattice, lm, start, options);
-  options.engine = Engine::kFused;
-  for (const std::string& name : FusedInstructionSets()) {
-    SetFusedInstructionSet(name);
-    const DraftList drafts = FindDrafts(lattice, lm, start, options);
-    INFO("instruction set ", name);
-    CHECK(drafts.token_ids == expected.token_ids);
-    CHECK(drafts.scores == expected.scores);
-  }
-  SetFusedInstructionSet("");
-}
-
-void CheckRandomCase(std::uint32_t seed, std::uint32_t vocab_size) {
-  Random random(seed);
-  const bool exact = Below(&random, 2) == 0;
-  const int order = 1 + static_cast<int>(seed % 6);
-  const std::uint32_t used = 2 + Below(&random, std::min(vocab_size - 2, 150u));
-  const int ngrams = static_cast<int>(Below(&random, 4000));
-  const auto lm = RandomLm(&random, vocab_size, used, order, ngrams, exact);
-  for (int trial = 0; trial < 3; ++trial) {
-    std::vector<TokenId> context(Below(&random, 8));
-    for (TokenId& token : context) token = static_cast<TokenId>(Below(&random, used));
-    const std::uint32_t widths[] = {4, 16, 17, 33, 70};
-    const Sausage lattice = RandomLattice(&random, used, widths[Below(&random, 5)]);
-    const double alphas[] = {1.0, 0.3, 0.0, -1.25, 16.0};
-    DraftOptions options;
-    options.num_drafts = 1 + static_cast<int>(Below(&random, 40));
-    options.alpha = alphas[Below(&random, 5)];
-    const LmState start = lm->StateOfContext(context, Below(&random, 2) == 0);
-    INFO("seed ", seed, " trial ", trial, " order ", order, " p ", options.num_drafts);
-    CheckEngines(lattice, lm.get(), start, options);
-    CheckEngines(lattice, nullptr, {}, options);
-  }
-}
-
-TEST_CASE("engines agree: narrow and wide slots, 2-byte keys") {
-  for (std::uint32_t seed = 0; seed < 120; ++seed) CheckRandomCase(seed, 200);
-}
-
-TEST_CASE("engines agree: 4-byte keys") {
-  for (std::uint32_t seed = 1000; seed < 1006; ++seed) CheckRandomCase(seed, 70000);
-}
 
 TEST_CASE("instruction sets: scalar is always there, unknown ones are refused") {
   const std::vector<std::string> names = FusedInstructionSets();

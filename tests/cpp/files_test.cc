@@ -1,4 +1,4 @@
-// Mapped files and files that are replaced as a whole.
+// Files that are replaced as a whole: the order of flush and rename, failures, leftovers.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -6,14 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "lattice_bpd/base/atomic_file.h"
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/base/mapped_file.h"
 #include "lm_examples.h"
 
 namespace {
@@ -43,71 +40,6 @@ extern "C" int rename(const char* from, const char* to) noexcept {
 
 namespace lattice_bpd {
 namespace {
-
-int ErrnoOf(const std::string& path) {
-  try {
-    const MappedFile file(path);
-  } catch (const IoError& error) {
-    CHECK(error.path() == path);
-    CHECK(std::string(error.what()).find(path) != std::string::npos);
-    return error.error_number();
-  }
-  return 0;
-}
-
-TEST_CASE("mapped file: the bytes of the file, an empty one too") {
-  TemporaryFolder folder;
-  const std::string path = folder.File("bytes");
-  WriteBytes(path, std::string("a\0b", 3));
-  const MappedFile file(path);
-  CHECK(file.size() == 3);
-  CHECK(std::memcmp(file.data(), "a\0b", 3) == 0);
-  CHECK(file.path() == path);
-
-  const std::string empty = folder.File("empty");
-  WriteBytes(empty, "");
-  CHECK(MappedFile(empty).size() == 0);
-}
-
-TEST_CASE("mapped file: what cannot be mapped is an IoError with the system's number") {
-  const TemporaryFolder folder;
-  CHECK(ErrnoOf(folder.path() + "/missing") == ENOENT);
-  CHECK(ErrnoOf(folder.path()) == EISDIR);
-  CHECK(ErrnoOf("/dev/null") == EINVAL);
-}
-
-TEST_CASE("mapped file: a mapping outlives the file's replacement") {
-  TemporaryFolder folder;
-  const std::string path = folder.File("replaced");
-  WriteBytes(path, "old");
-  const MappedFile file(path);
-  AtomicFile replacement(path);
-  replacement.Write("new contents");
-  replacement.Commit();
-  CHECK(std::memcmp(file.data(), "old", 3) == 0);
-  CHECK(ReadBytes(path) == "new contents");
-}
-
-TEST_CASE("atomic file: nothing happens to the path before Commit") {
-  TemporaryFolder folder;
-  const std::string path = folder.File("kept");
-  WriteBytes(path, "old");
-  {
-    AtomicFile file(path);
-    file.Write("new");
-    CHECK(ReadBytes(path) == "old");
-  }
-  CHECK(ReadBytes(path) == "old");
-  {
-    AtomicFile file(path);
-    file.Write("ne");
-    file.Write("w", 1);
-    file.Commit();
-  }
-  CHECK(ReadBytes(path) == "new");
-  CHECK(::unlink(path.c_str()) == 0);
-  CHECK(::rmdir(folder.path().c_str()) == 0);  // fails where a temporary file was left behind
-}
 
 TEST_CASE("atomic file: all bytes are on the disk before the path means the new file") {
   TemporaryFolder folder;
@@ -159,53 +91,6 @@ TEST_CASE("atomic file: what killed writers left is removed, what others are wri
   first.Commit();
   CHECK(ReadBytes(path) == "first");
   for (const std::string& other : others) CHECK(ReadBytes(other) == "mine");
-}
-
-TEST_CASE("atomic file: folders and missing folders are refused at once") {
-  const TemporaryFolder folder;
-  const auto error_number = [](const std::string& path) {
-    try {
-      const AtomicFile file(path);
-    } catch (const IoError& error) {
-      return error.error_number();
-    }
-    return 0;
-  };
-  CHECK(error_number(folder.path()) == EISDIR);
-  CHECK(error_number(folder.path() + "/missing/file") == ENOENT);
-}
-
-TEST_CASE("atomic file: a symbolic link stays, and the file that it leads to is written") {
-  TemporaryFolder folder;
-  const std::string file = folder.File("file");
-  const std::string link = folder.File("link");
-  const std::string cycle = folder.File("cycle");
-  REQUIRE(::symlink("file", link.c_str()) == 0);  // relative to the folder of the link
-  REQUIRE(::symlink("cycle", cycle.c_str()) == 0);
-  for (const char* text : {"new", "newer"}) {
-    AtomicFile writer(link);
-    writer.Write(std::string(text));
-    writer.Commit();
-    CHECK(ReadBytes(file) == text);
-  }
-  struct stat status;
-  REQUIRE(::lstat(link.c_str(), &status) == 0);
-  CHECK(S_ISLNK(status.st_mode));
-  CHECK_THROWS_AS(AtomicFile{cycle}, IoError);
-}
-
-TEST_CASE("atomic file: a pipe is not replaced, neither directly nor through a link") {
-  TemporaryFolder folder;
-  const std::string pipe = folder.File("pipe");
-  const std::string link = folder.File("link");
-  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  REQUIRE(::symlink(pipe.c_str(), link.c_str()) == 0);
-  for (const std::string& path : {pipe, link}) {
-    CHECK_THROWS_WITH_AS(AtomicFile{path}, doctest::Contains("not a regular file"), IoError);
-  }
-  struct stat status;
-  CHECK(::stat(link.c_str(), &status) == 0);
-  CHECK(S_ISFIFO(status.st_mode));
 }
 
 }  // namespace

@@ -144,20 +144,5 @@ TEST_CASE("more values than are kept") {
   CHECK(EnginesAgree(lattice, lm.get(), lm->StateOfContext({}, true), 100, 1.0));
 }
 
-TEST_CASE("lists longer than there are paths, slots of one candidate") {
-  const auto lm = ExampleLm();
-  Sausage lattice;
-  for (int slot = 0; slot < 6; ++slot) {
-    const std::vector<TokenId> one = {static_cast<TokenId>(slot % 3)};
-    lattice.AddSlot(one, std::vector<float>{0.5f});
-    CHECK(EnginesAgree(lattice, lm.get(), lm->StateOfContext({}, true), 1000, 1.0));
-  }
-  lattice.AddSlot(std::vector<TokenId>{0, 1, 2}, std::vector<float>{0.0f, 0.0f, 0.0f});
-  for (const double alpha : {1.0, 0.0, -1.0, 1e5}) {
-    CHECK(EnginesAgree(lattice, lm.get(), lm->StateOfContext({}, false), 3, alpha));
-    CHECK(EnginesAgree(lattice, lm.get(), lm->StateOfContext({}, false), 4, alpha));
-  }
-}
-
 }  // namespace
 }  // namespace lattice_bpd

@@ -41,14 +41,6 @@ struct Text {
 
 }  // namespace
 
-TEST_CASE("two unigram LMs by hand") {
-  const Trie mixed = InterpolateLms(TwoUnigramLms(), {3, 1}, kThreads);
-  CHECK(std::exp(mixed.levels[0].log_prob[0]) == doctest::Approx(0.75 * 2 / 4 + 0.25 * 1 / 4));
-  CHECK(std::exp(mixed.levels[0].log_prob[4]) == doctest::Approx(1.0 / 4));
-  CHECK(mixed.levels[0].log_prob[2] == -kUnseenCost);
-  CHECK(mixed.levels[0].log_prob[3] == kNeverLogProb);  // <s>
-}
-
 TEST_CASE("EM by hand: held-out text of a alone, and one that is half and half") {
   const LmList lms = TwoUnigramLms();
   // a </s>: the likelihood of weight w is (w 2/4 + (1 - w) 1/4) / 4, largest at w = 1.
@@ -100,18 +92,6 @@ TEST_CASE("laws: listed n-grams have the mixture's probability, sums are 1") {
         CHECK(std::exp(level.LogProb(node)) == doctest::Approx(prob).epsilon(1e-5));
       }
     });
-  }
-}
-
-TEST_CASE("an LM mixed with itself is itself") {
-  std::mt19937 random(5);
-  const auto lm = RandomLm(&random, 8, 3, Smoothing::kKatz);
-  const auto mixed = BackoffLm::FromTrie(InterpolateLms({lm, lm}, {1, 2}, kThreads));
-  for (int m = 0; m < lm->order(); ++m) {
-    REQUIRE(mixed->levels()[m].size() == lm->levels()[m].size());
-    for (std::uint32_t i = 0; i < lm->levels()[m].size(); ++i) {
-      CHECK(mixed->levels()[m].LogProb(i) == doctest::Approx(lm->levels()[m].LogProb(i)));
-    }
   }
 }
 

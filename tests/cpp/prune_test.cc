@@ -88,21 +88,6 @@ TEST_CASE("an n-gram that costs exactly the threshold stays") {
   CHECK_FALSE(HasBigram(PruneByEntropy(trie, theta, kThreads), kC, kEos));
 }
 
-TEST_CASE("pruning to a size goes in the order of the scores") {
-  const Trie trie = Worked();
-  CHECK(CountPrunable(trie) == 4 + 8);
-  const std::vector<double> scores = RelativeEntropyScores(trie, kThreads)[1];
-  for (std::uint64_t target = 4; target <= 12; ++target) {
-    const std::uint64_t left = CountPrunable(PruneToSize(trie, target, kThreads));
-    CHECK(left <= target);
-    std::vector<double> sorted = scores;
-    std::sort(sorted.begin(), sorted.end());
-    // What is missing of the target ties with the last that went.
-    if (left < target) CHECK(sorted[12 - left - 1] == sorted[12 - target - 1]);
-  }
-  CHECK(PruneToSize(trie, 0, kThreads).order() == 1);
-}
-
 TEST_CASE("counts come back from relative frequencies") {
   // One occurrence is 3/12 - 1/12: N is 6, half the 12 events, since no count is 2.
   const Trie trie = Worked();
@@ -144,21 +129,6 @@ TEST_CASE("laws: at most N n-grams, sums of 1, probabilities of what stays uncha
       const auto lm = Pack(pruned);
       CHECK(WorstSum(*lm) < 1e-5);
       CheckProbsOfListed(*lm, *whole);
-    }
-  }
-}
-
-TEST_CASE("unpacking is the inverse of packing") {
-  for (unsigned seed = 0; seed < 20; ++seed) {
-    CAPTURE(seed);
-    const Trie trie = RandomTrie(seed, 4);
-    const Trie again = UnpackLm(*Pack(trie));
-    REQUIRE(again.order() == trie.order());
-    for (int m = 0; m < trie.order(); ++m) {
-      CHECK(again.levels[m].word == trie.levels[m].word);
-      CHECK(again.levels[m].log_prob == trie.levels[m].log_prob);
-      CHECK(again.levels[m].backoff == trie.levels[m].backoff);
-      CHECK(again.levels[m].child_begin == trie.levels[m].child_begin);
     }
   }
 }

@@ -1,15 +1,12 @@
-// Random contexts with an LM or none, and the scores of all paths straight from the definition.
+// Random contexts with an LM or none, and what it adds to a score straight from the definition.
 #ifndef LATTICE_BPD_TESTS_CPP_RANDOM_CASES_H_
 #define LATTICE_BPD_TESTS_CPP_RANDOM_CASES_H_
 
 #include <algorithm>
-#include <cmath>
-#include <map>
 #include <memory>
 #include <vector>
 
 #include "lattice_bpd/base/score_grid.h"
-#include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/lm/backoff_lm.h"
 #include "random_lattices.h"
 
@@ -38,13 +35,6 @@ class LmOracle {
  public:
   LmOracle(const BackoffLm* lm, bool bos) : lm_(lm), bos_(bos) {}
 
-  // ln P of the token, in double without any grid.
-  double LogProb(const Tokens& before, TokenId token) const {
-    double total = 0.0;
-    for (const double part : PartsOf(before, token)) total += part;
-    return total;
-  }
-
   // alpha * ln P, each part on the grid as docs/concepts.md says.
   double Scaled(const Tokens& before, TokenId token, double alpha) const {
     double total = 0.0;
@@ -66,39 +56,6 @@ class LmOracle {
   bool bos_;
 };
 
-struct OraclePath {
-  Tokens token_ids;
-  double score;   // on the grid
-  double direct;  // the same without a grid
-};
-
-// All paths by falling score, equal scores by token ids; none of a lattice without slots.
-inline std::vector<OraclePath> ListPaths(const Sausage& lattice, const LmOracle& oracle,
-                                         const Tokens& context, double alpha) {
-  if (lattice.num_slots() == 0) return {};
-  std::vector<OraclePath> paths = {{{}, 0.0, 0.0}};
-  for (std::size_t slot = 0; slot < lattice.num_slots(); ++slot) {
-    std::vector<OraclePath> longer;
-    for (const OraclePath& path : paths) {
-      Tokens before = context;
-      before.insert(before.end(), path.token_ids.begin(), path.token_ids.end());
-      for (std::size_t i = 0; i < lattice.width(slot); ++i) {
-        OraclePath next = path;
-        const TokenId token = lattice.token_ids(slot)[i];
-        next.token_ids.push_back(token);
-        next.score += ToScoreGrid(lattice.scores(slot)[i]) + oracle.Scaled(before, token, alpha);
-        next.direct += lattice.scores(slot)[i] + alpha * oracle.LogProb(before, token);
-        longer.push_back(next);
-      }
-    }
-    paths = longer;
-  }
-  std::sort(paths.begin(), paths.end(), [](const OraclePath& a, const OraclePath& b) {
-    return a.score > b.score || (a.score == b.score && a.token_ids < b.token_ids);
-  });
-  return paths;
-}
-
 // A context, and an LM or none.
 struct Case {
   std::shared_ptr<const BackoffLm> lm;  // null: none
@@ -107,9 +64,6 @@ struct Case {
   double alpha;
 
   LmState Start() const { return lm ? lm->StateOfContext(context, bos) : LmState{}; }
-  std::vector<OraclePath> Paths(const Sausage& lattice) const {
-    return ListPaths(lattice, LmOracle(lm.get(), bos), context, alpha);
-  }
 };
 
 // Orders 1 to 6 of the LM, or none.
@@ -132,21 +86,6 @@ inline Sausage SmallLattice(Random* random, std::uint32_t num_tokens) {
     Sausage lattice = RandomLattice(random, num_tokens, 9);
     if (lattice.CountPaths(2000) < 2000) return lattice;
   }
-}
-
-// The probability of every prefix of one token or more.
-inline std::map<Tokens, double> MassesOf(const std::vector<OraclePath>& paths) {
-  std::map<Tokens, double> masses;
-  double total = 0.0;
-  for (const OraclePath& path : paths) total += std::exp(path.score - paths[0].score);
-  for (const OraclePath& path : paths) {
-    for (std::size_t size = 1; size <= path.token_ids.size(); ++size) {
-      masses[{path.token_ids.begin(),
-              path.token_ids.begin() + static_cast<std::ptrdiff_t>(size)}] +=
-          std::exp(path.score - paths[0].score) / total;
-    }
-  }
-  return masses;
 }
 
 }  // namespace lattice_bpd

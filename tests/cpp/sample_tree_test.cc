@@ -1,18 +1,16 @@
-// Sampled trees: exact conditional probabilities, samples without replacement, shared noise; and
-// samples of single tokens.
+// Sampled trees: independent children, shared noise; samples of single tokens. The conditional
+// probabilities of nodes are compared with all paths in transitions_test.cc.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/find_drafts.h"
-#include "lattice_bpd/draft/sample_batch.h"
+#include "lattice_bpd/draft/sample_tree.h"
 #include "lattice_bpd/lattice/sample_token.h"
 #include "lm_examples.h"
 
@@ -68,33 +66,6 @@ SampledTree Sample(const Sausage& lattice, const BackoffLm* lm, const LmState& s
   return tree;
 }
 
-TEST_CASE("every node's distribution is the exact conditional of the joint one") {
-  const auto lm = ExampleLm();
-  const LmState start = lm->StateOfContext(TokenIds{0}, true);
-  for (unsigned seed = 0; seed < 6; ++seed) {
-    const Sausage lattice = Lattice(seed);
-    const auto masses = ListMasses(lattice, lm.get(), start, 0.75);
-    const SampledTree tree =
-        Sample(lattice, lm.get(), start, {0.75, 100, NoiseUse::kIndependent, 1.0, seed});
-    REQUIRE(tree.nodes.size() == 3 + 6 + 18);
-    for (std::int32_t node = -1; node < 27; ++node) {
-      const TokenIds prefix = PrefixOf(tree, node);
-      if (node >= 0) {
-        CHECK(std::exp(tree.nodes[node].log_prob) ==
-              doctest::Approx(masses.at(prefix)).epsilon(1e-6));
-      }
-      for (std::size_t lane = 0; lane < tree.width; ++lane) {
-        const double prob = tree.child_probs[(node + 1) * tree.width + lane];
-        const TokenId token =
-            prefix.size() < 3 ? tree.token_ids[prefix.size() * tree.width + lane] : kPadToken;
-        const double wanted =
-            token < 0 ? 0.0 : masses.at(WithToken(prefix, token)) / masses.at(prefix);
-        CHECK(prob == doctest::Approx(wanted).epsilon(1e-6));
-      }
-    }
-  }
-}
-
 // Upper quantile of chi-square at 1e-6 or less (Laurent and Massart 2000, lemma 1).
 double ChiSquareBound(std::size_t freedom) {
   const double x = std::log(1e6);
@@ -111,45 +82,6 @@ double ChiSquare(const std::map<TokenIds, int>& counts,
     sum += off * off / wanted;
   }
   return sum;
-}
-
-TEST_CASE("paths come out as samples from the joint, siblings as samples without replacement") {
-  const auto lm = ExampleLm();
-  const LmState start = lm->StateOfContext(TokenIds{0}, true);
-  const Sausage lattice = Lattice(3);
-  const auto masses = ListMasses(lattice, lm.get(), start, 0.75);
-  constexpr int kSamples = 40000;
-  std::map<TokenIds, int> paths, pairs;
-  for (int key = 0; key < kSamples; ++key) {
-    const SampledTree tree =
-        Sample(lattice, lm.get(), start,
-               {0.75, 9, NoiseUse::kIndependent, 1.0, static_cast<std::uint64_t>(key)});
-    ++paths[PrefixOf(tree, 2)];  // the first sample is nodes 0, 1, 2
-    TokenIds firsts;
-    for (const TreeNode& node : tree.nodes) {
-      if (node.parent < 0) firsts.push_back(node.token_id);
-    }
-    if (firsts.size() >= 2) ++pairs[{firsts[0], firsts[1]}];
-  }
-  std::map<TokenIds, double> whole;
-  for (const auto& [prefix, mass] : masses) {
-    if (prefix.size() == 3) whole[prefix] = mass;
-  }
-  CHECK(ChiSquare(paths, whole, kSamples) < ChiSquareBound(whole.size() - 1));
-  // The second token of a pair, given the first: q without it, whatever else the tree holds.
-  for (TokenId first = 0; first < 3; ++first) {
-    std::map<TokenIds, int> counts;
-    std::map<TokenIds, double> probabilities;
-    int total = 0;
-    for (TokenId second = 0; second < 3; ++second) {
-      if (second == first) continue;
-      counts[{second}] = pairs[{first, second}];
-      total += pairs[{first, second}];
-      probabilities[{second}] = masses.at({second}) / (1.0 - masses.at({first}));
-    }
-    REQUIRE(total > 1000);
-    CHECK(ChiSquare(counts, probabilities, total) < ChiSquareBound(1));
-  }
 }
 
 TEST_CASE("the children of two nodes are sampled independently") {
@@ -208,59 +140,6 @@ TEST_CASE("shared noise: a token's share is softmax(sharpness * (ln q + noise))"
     CHECK(tree.nodes[node].log_prob <= last + 1e-12);
     last = tree.nodes[node].log_prob;
   }
-}
-
-TEST_CASE("batch: padding, and the same rows whatever else is in the batch") {
-  const auto lm = ExampleLm();
-  const std::vector<Sausage> lattices = {Lattice(1), Lattice(2), Lattice(1)};
-  const auto offsets = std::vector<std::int64_t>(4, 0);
-  const std::vector<std::uint64_t> keys = {5, 6, 5}, positions = {0, 0, 0};
-  const SampleOptions options{1.0, 40, NoiseUse::kIndependent, 1.0};
-  const SampledTreeBatch batch =
-      SampleTreeBatch(lattices, lm.get(), {{}, offsets, true}, options, keys, positions, 2);
-  CHECK(batch.counts == std::vector<std::int32_t>{27, 27, 27});
-  CHECK(batch.token_ids[39] == kPadToken);
-  const auto row = [](const auto& values, std::size_t b) {
-    const std::size_t size = values.size() / 3;
-    return std::vector(values.begin() + static_cast<std::ptrdiff_t>(b * size),
-                       values.begin() + static_cast<std::ptrdiff_t>((b + 1) * size));
-  };
-  CHECK(row(batch.token_ids, 0) == row(batch.token_ids, 2));
-  CHECK(row(batch.child_probs, 0) == row(batch.child_probs, 2));
-  CHECK(row(batch.token_ids, 0) != row(batch.token_ids, 1));
-  CHECK_THROWS_WITH_AS(
-      SampleTreeBatch(lattices, lm.get(), {{}, offsets, true}, options, {}, positions, 1),
-      doctest::Contains("found 0 keys"), ValueError);
-  SampledTree out;
-  CHECK_THROWS_WITH_AS(SampleTree(lattices[0], nullptr, {}, {1.0, 1, NoiseUse::kShared, 0.0}, &out),
-                       doctest::Contains("sharpness is 0"), ValueError);
-  CHECK_THROWS_AS(SampleTree(lattices[0], nullptr, {}, {1.0, 0}, &out), ValueError);
-}
-
-TEST_CASE("a slot that is masked altogether ends the tree") {
-  constexpr float kMasked = -std::numeric_limits<float>::infinity();
-  const std::vector<float> open = {3.0f, 0.0f}, masked = {kMasked, kMasked};
-  std::vector<Sausage> lattices(3);
-  for (const auto& scores : {open, masked, open}) lattices[0].AddSlot(TokenIds{1, 0}, scores);
-  for (const auto& scores : {masked, open, open}) lattices[1].AddSlot(TokenIds{1, 0}, scores);
-  for (const auto& scores : {open, open, open}) lattices[2].AddSlot(TokenIds{1, 0}, scores);
-  const SampledTree tree = Sample(lattices[0], nullptr, {}, {1.0, 10});
-  CHECK(tree.nodes.size() == 2);
-  CHECK(tree.child_probs[0] + tree.child_probs[1] == doctest::Approx(1.0));
-  CHECK(Sample(lattices[1], nullptr, {}, {1.0, 10}).nodes.empty());
-
-  const std::vector<std::int64_t> offsets(4, 0);
-  const std::vector<std::uint64_t> keys = {1, 2, 3}, positions(3, 0);
-  const SampledTreeBatch batch =
-      SampleTreeBatch(lattices, nullptr, {{}, offsets, true}, {1.0, 10}, keys, positions, 1);
-  CHECK(batch.counts == std::vector<std::int32_t>{2, 0, 10});
-  REQUIRE(batch.width >= 2);  // kernels pad it
-  // The first slot of lattice 0, then padding up to lattice 2.
-  TokenIds expected(6 * batch.width, -1);
-  expected[0] = 0;
-  expected[1] = 1;
-  const auto first = batch.slot_token_ids.begin();
-  CHECK(TokenIds(first, first + static_cast<std::ptrdiff_t>(6 * batch.width)) == expected);
 }
 
 TEST_CASE("SampleToken: the argmax of logits and noise, and its distribution") {

@@ -1,7 +1,6 @@
 // The smoothing methods: examples with their arithmetic, and the law of sums.
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <random>
 #include <string>
 
@@ -117,13 +116,6 @@ TEST_CASE("every context of random corpora sums to 1, whatever the smoothing") {
     const auto lm = BackoffLm::FromTrie(TrainOn(sequences, vocabulary, options));
     CHECK(WorstSum(*lm) < 1e-5);
   }
-}
-
-TEST_CASE("names of options") {
-  CHECK(ParseSmoothing("modified_kneser_ney") == Smoothing::kModifiedKneserNey);
-  CHECK(ParseUnseen("uniform") == Unseen::kUniform);
-  CHECK_THROWS_WITH_AS(ParseSmoothing("good"), doctest::Contains("\"good\"; expected"), ValueError);
-  CHECK_THROWS_WITH_AS(ParseUnseen(""), doctest::Contains("unseen"), ValueError);
 }
 
 }  // namespace lattice_bpd

@@ -2,38 +2,19 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <random>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/base/parallel.h"
+#include "counting_examples.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/count_pruning.h"
-#include "lattice_bpd/train/ngram_counts.h"
 
 namespace lattice_bpd {
 namespace {
 
-using Sequences = std::vector<std::vector<TokenId>>;
 using Ngram = std::vector<std::int32_t>;
 using NgramMap = std::map<Ngram, std::uint64_t>;
-
-struct Flat {
-  std::vector<TokenId> ids;
-  std::vector<std::int64_t> offsets = {0};
-
-  explicit Flat(const Sequences& sequences) {
-    for (const auto& sequence : sequences) {
-      ids.insert(ids.end(), sequence.begin(), sequence.end());
-      offsets.push_back(static_cast<std::int64_t>(ids.size()));
-    }
-  }
-  TokenSequences view() const { return {ids, offsets}; }
-};
 
 // The definition, written down as plainly as it goes. Without the unigram of the first <s>.
 NgramMap CountPlainly(const Sequences& sequences, const Vocabulary& vocabulary, std::size_t order) {
@@ -98,22 +79,6 @@ TEST_CASE("counting equals the plain definition, whatever the threads and the ke
   }
 }
 
-TEST_CASE("context counts are the sums of the children's counts") {
-  const Flat flat(kWorked);
-  const CountTrie trie = CountNgrams(flat.view(), MakeVocabulary(3, {}), 3, 2);
-  for (int level = 0; level + 1 < trie.order(); ++level) {
-    const CountLevel& contexts = trie.levels[level];
-    for (std::size_t i = 0; i < contexts.size(); ++i) {
-      std::uint64_t sum = 0;
-      for (std::uint32_t child = contexts.child_begin[i]; child < contexts.child_begin[i + 1];
-           ++child) {
-        sum += trie.levels[level + 1].count[child];
-      }
-      CHECK(contexts.context_count[i] == sum);
-    }
-  }
-}
-
 TEST_CASE("count pruning keeps prefixes and suffixes of what stays") {
   const Flat flat(kWorked);
   CountTrie trie = CountNgrams(flat.view(), MakeVocabulary(3, {}), 3, 1);
@@ -126,66 +91,6 @@ TEST_CASE("count pruning keeps prefixes and suffixes of what stays") {
                              {{1, eos}, 2}, {{bos, 0, 1}, 2}, {{0, 1, eos}, 2}};
   CHECK(ToMap(trie) == expected);
   CHECK(trie.levels[0].context_count[0] == 4);  // a: b twice, c, </s>; pruned ones counted in
-}
-
-TEST_CASE("count pruning drops orders that end up empty, and unigrams become unseen") {
-  const Flat flat(kWorked);
-  CountTrie trie = CountNgrams(flat.view(), MakeVocabulary(3, {}), 3, 1);
-  PruneByCount({2, 3, 9}, 1, &trie);
-  CHECK(trie.order() == 2);
-  CHECK(ToMap(trie) == NgramMap{{{0}, 4}, {{1}, 3}, {{4}, 4}, {{3, 0}, 3}});
-  CHECK(trie.levels[1].child_begin.empty());
-}
-
-TEST_CASE("bad corpora and options say what is wrong") {
-  const Vocabulary vocabulary = MakeVocabulary(3, {});
-  const auto message = [&](const Flat& flat, int order) -> std::string {
-    try {
-      CountNgrams(flat.view(), vocabulary, order, 1);
-    } catch (const ValueError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  CHECK(message(Flat({{0, 1}, {2, 3, 0}}), 2)
-            .find("token id 3 at index 3 (sequence 1, position 1)") != std::string::npos);
-  CHECK(message(Flat({{0, -1}}), 2).find("token id -1 at index 1") != std::string::npos);
-  CHECK(message(Flat({}), 2).find("has no text") != std::string::npos);
-  CHECK(message(Flat({{}, {}}), 2).find("has no text: 2 sequences") != std::string::npos);
-  CHECK(message(Flat(kWorked), 0).find("order is 0; expected 1..6") != std::string::npos);
-  CHECK(message(Flat(kWorked), 7).find("order is 7") != std::string::npos);
-  Flat falling(kWorked);
-  falling.offsets[2] = 1;
-  CHECK(message(falling, 2).find("offsets[2] is 1, below offsets[1] = 2") != std::string::npos);
-  Flat longer(kWorked);
-  longer.offsets.back() = 9;
-  CHECK(message(longer, 2).find("from 0 to 9; expected 0 to 8") != std::string::npos);
-  CountTrie trie = CountNgrams(Flat(kWorked).view(), vocabulary, 2, 1);
-  CHECK_THROWS_AS(PruneByCount({1}, 1, &trie), ValueError);
-  CHECK_THROWS_AS(PruneByCount({1, 0}, 1, &trie), ValueError);
-}
-
-TEST_CASE("an exception in one task comes back, and every other task ends") {
-  std::atomic<int> done{0};
-  const auto task = [&](std::size_t i) {
-    if (i == 3) throw std::bad_alloc();
-    ++done;
-  };
-  CHECK_THROWS_AS(RunParallel(100, 4, task), std::bad_alloc);
-  CHECK(done < 100);
-  CHECK_THROWS_AS(ResolveThreads(-1), ValueError);
-  CHECK(ResolveThreads(0) >= 1);
-}
-
-TEST_CASE("parts of equal weight cover everything once") {
-  const std::vector<std::uint64_t> cumulative = {0, 0, 5, 6, 6, 100, 101, 101};
-  for (const std::size_t parts : {1, 2, 3, 50}) {
-    const std::vector<std::size_t> bounds = SplitByWeight(cumulative, parts);
-    CHECK(bounds.front() == 0);
-    CHECK(bounds.back() == 7);
-    CHECK(bounds.size() <= parts + 1);
-    CHECK(std::is_sorted(bounds.begin(), bounds.end()));
-  }
 }
 
 }  // namespace lattice_bpd

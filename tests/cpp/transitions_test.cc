@@ -1,4 +1,5 @@
-// Transition scores and local normalization against all paths; every build of the fused engine.
+// All searches against all paths, with and without transition scores, of both normalizations; every
+// build of the fused engine.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -7,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/find_chain.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
@@ -325,74 +325,6 @@ TEST_CASE("transitions: wide slots, values that are computed again") {
       }
     }
   }
-}
-
-TEST_CASE("transitions: worked example, both normalizations") {
-  // Slot 0: 0 or 1 alike; slot 1: 2 or 3. After 0 both score 2, after 1 they score 1 and 0.
-  Sausage lattice;
-  lattice.AddSlot(Tokens{0, 1}, std::vector<float>{0.0f, 0.0f});
-  lattice.AddSlot(Tokens{2, 3}, std::vector<float>{0.0f, 0.0f}, std::vector<float>{2, 2, 1, 0});
-  const DraftList global = FindDrafts(lattice, nullptr, {}, {4, 1.0});
-  CHECK(global.token_ids == Tokens{0, 2, 0, 3, 1, 2, 1, 3});
-  CHECK(global.scores == std::vector<double>{2, 2, 1, 0});
-  const DraftOptions options = {1, 1.0, Engine::kFused, Normalization::kLocal};
-  const DraftList local = FindDrafts(lattice, nullptr, {}, options);
-  CHECK(local.token_ids == Tokens{1, 2});  // 1/2 e / (e + 1) = 0.37, each path through 0 has 1/4
-  CHECK(local.scores[0] == doctest::Approx(std::log(0.5) - std::log1p(std::exp(-1.0))));
-  const auto walk = FindChain(lattice, nullptr, {}, {1.0, ChainObjective::kGreedyWalk});
-  CHECK(walk[0].token_id == 0);
-  CHECK(walk[1].token_id == 2);
-  CHECK(walk[1].log_prob == doctest::Approx(std::log(0.25)));
-}
-
-TEST_CASE("transitions: candidates in any order, masked ones") {
-  constexpr float kMasked = -std::numeric_limits<float>::infinity();
-  constexpr float kNone = std::numeric_limits<float>::quiet_NaN();  // not read
-  Sausage lattice;
-  lattice.AddSlot(Tokens{7, 4, 5}, std::vector<float>{1.0f, kMasked, 2.0f});
-  lattice.AddSlot(Tokens{1, 0}, std::vector<float>{0.0f, 0.5f},
-                  std::vector<float>{10, 20, kNone, kNone, 30, 40});
-  lattice.AddSlot(Tokens{8, 9}, std::vector<float>{kMasked, 0.0f},
-                  std::vector<float>{kNone, 1, kNone, 2});
-  const DraftList drafts = FindDrafts(lattice, nullptr, {}, {9, 1.0});
-  CHECK(drafts.token_ids == Tokens{5, 0, 9, 5, 1, 9, 7, 0, 9, 7, 1, 9});
-  CHECK(drafts.scores == std::vector<double>{44.5, 33, 23.5, 12});
-  const Sausage half = lattice.AtTemperature(2.0);
-  CHECK(FindDrafts(half, nullptr, {}, {1, 1.0}).scores[0] == 22.25);
-}
-
-TEST_CASE("transitions: errors") {
-  const std::vector<float> two = {0.0f, 0.0f}, four(4, 1.0f);
-  const Tokens ids = {0, 1};
-  const auto add = [&](Sausage* lattice, const std::vector<float>& transitions) {
-    lattice->AddSlot(ids, two, transitions);
-  };
-  Sausage first;
-  CHECK_THROWS_WITH_AS(add(&first, four), doctest::Contains("slot 0 has 4 transitions"),
-                       ValueError);
-  Sausage few;
-  add(&few, {});
-  CHECK_THROWS_WITH_AS(add(&few, two), doctest::Contains("has 2 transitions; expected 4"),
-                       ValueError);
-  Sausage some;
-  add(&some, {});
-  add(&some, four);
-  CHECK_THROWS_WITH_AS(add(&some, {}), doctest::Contains("has 0 transitions; expected 4"),
-                       ValueError);
-  Sausage none;
-  add(&none, {});
-  add(&none, {});
-  CHECK_THROWS_WITH_AS(add(&none, four), doctest::Contains("has 4 transitions; expected 0"),
-                       ValueError);
-  Sausage infinite;
-  add(&infinite, {});
-  CHECK_THROWS_WITH_AS(add(&infinite, {1, 2, 3, -std::numeric_limits<float>::infinity()}),
-                       doctest::Contains("transition -inf from candidate 1 to 1 of slot 1"),
-                       ValueError);
-  DraftOptions options = {1, 1.0, Engine::kOpenFst, Normalization::kLocal};
-  CHECK_THROWS_WITH_AS(FindDrafts(some, nullptr, {}, options),
-                       doctest::Contains("cannot normalize locally"), ValueError);
-  CHECK_THROWS_AS(ParseNormalization("row"), ValueError);
 }
 
 }  // namespace

@@ -238,7 +238,10 @@ TEST_CASE("unlisted: a mixture has those of all its LMs, and their probabilities
   CHECK(one->vocabulary().unlisted == nullptr);
   REQUIRE(both->vocabulary().unlisted != nullptr);
   CHECK(*both->vocabulary().unlisted == *lms.unlisted->vocabulary().unlisted);
+  const Vocabulary& vocabulary = both->vocabulary();
   for (Symbol word = 0; word < 12; ++word) {
+    const Symbol known = vocabulary.is_unlisted(word) ? vocabulary.unk : word;
+    CHECK(both->StateOf({&word, 1}) == both->StateOf({&known, 1}));
     CHECK(both->StateOf({&word, 1}).length == lms.listed->StateOf({&word, 1}).length);
     CHECK(one->StateOf({&word, 1}).length == lms.listed->StateOf({&word, 1}).length);
   }

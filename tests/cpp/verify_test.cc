@@ -1,5 +1,4 @@
-// Drafts as trees: their nodes, searches that end in them, the inputs of a call, following the
-// target, moving slots of a cache.
+// The inputs of a call from trees, following the target, moving slots of a cache.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -13,15 +12,12 @@
 #include "lattice_bpd/verify/follow_greedy.h"
 #include "lattice_bpd/verify/move_slots.h"
 #include "lattice_bpd/verify/prefix_tree.h"
-#include "lattice_bpd/verify/search_prefix_trees.h"
 
 namespace lattice_bpd {
 namespace {
 
 using Ids = std::vector<std::int64_t>;
 using Nodes = std::vector<NodeNumber>;
-
-IntegerView<std::int64_t> Row(const Ids& values) { return {values.data(), 1, values.size(), 0, 1}; }
 
 IntegerView<std::int64_t> Rows(const Ids& values, std::size_t columns) {
   return {values.data(), values.size() / columns, columns, static_cast<std::ptrdiff_t>(columns), 1};
@@ -31,103 +27,6 @@ IntegerView<std::int64_t> Rows(const Ids& values, std::size_t columns) {
 PrefixTree Example() {
   const Ids drafts = {5, 7, 9, 5, 7, 2, 1, 7, -1};
   return TreeOfDrafts(3, Rows(drafts, 3));
-}
-
-TEST_CASE("drafts share their prefixes") {
-  const PrefixTree tree = Example();
-  CHECK(tree.token_ids() == (Ids{3, 5, 7, 9, 2, 1, 7}));
-  CHECK(tree.parents() == (Nodes{-1, 0, 1, 2, 2, 0, 5}));
-  CHECK(tree.depths() == (Nodes{0, 1, 2, 3, 3, 1, 2}));
-  CHECK(tree.Paths() == (std::vector<Nodes>{{0, 1, 2, 3}, {0, 1, 2, 4}, {0, 5, 6}}));
-  CHECK(tree.num_leaves() == 3u);
-  CHECK(tree.max_depth() == 3);
-  CHECK(tree.ChildTokens(2) == (Ids{9, 2}));
-  CHECK(tree.Child(2, 2) == 4);
-  CHECK(tree.Child(2, 7) == kNoParent);
-}
-
-TEST_CASE("deep nodes are left out and the others numbered anew") {
-  const Ids token_ids = {8, 6, 5, 4}, parents = {-1, 0, 1, 0};
-  const PrefixTree tree = TreeOfNodes(3, Row(token_ids), Row(parents), 2);
-  CHECK(tree.token_ids() == (Ids{3, 8, 6, 4}));
-  CHECK(tree.parents() == (Nodes{-1, 0, 1, 1}));
-  CHECK(TreeOfNodes(3, Row(token_ids), Row(parents), 0).size() == 1u);
-}
-
-TEST_CASE("parents precede their children") {
-  PrefixTree tree;
-  tree.Add(kNoParent, 3);
-  CHECK_THROWS_AS(tree.Add(1, 4), ValueError);
-  CHECK_THROWS_AS(tree.Add(-2, 4), ValueError);
-  CHECK_THROWS_AS(tree.CheckNode(1), ValueError);
-  const Ids token_ids = {8, 6}, later = {-1, 1}, few = {-1};
-  CHECK_THROWS_AS(TreeOfNodes(3, Row(token_ids), Row(later), 9), ValueError);
-  CHECK_THROWS_AS(TreeOfNodes(3, Row(token_ids), Row(few), 9), ValueError);
-}
-
-TEST_CASE("of equal siblings the first counts") {
-  const Ids token_ids = {8, 8, 5, 6}, parents = {-1, -1, 1, 0};
-  const PrefixTree tree = TreeOfNodes(3, Row(token_ids), Row(parents), 9);
-  CHECK(tree.ChildTokens(0) == (Ids{8}));
-  CHECK(tree.Child(0, 8) == 1);
-  CHECK(tree.num_leaves() == 2u);
-}
-
-TEST_CASE("a cut tree keeps its first nodes, but for the deep ones") {
-  const PrefixTree tree = Example();
-  CHECK(tree.Cut(5, 9).token_ids() == (Ids{3, 5, 7, 9, 2}));
-  const PrefixTree flat = tree.Cut(7, 1);
-  CHECK(flat.token_ids() == (Ids{3, 5, 1}));
-  CHECK(flat.parents() == (Nodes{-1, 0, 0}));
-  CHECK(flat.num_leaves() == 2u);
-  CHECK(tree.Cut(99, 99).parents() == tree.parents());
-  CHECK(tree.Cut(0, 9).size() == 0u);
-}
-
-TEST_CASE("a tree tells what was kept of it") {
-  using Kept = std::vector<std::uint8_t>;
-  const PrefixTree tree = Example();  // 5 7 9, 5 7 2, 1 7 below 3
-  CHECK(tree.Kept(Ids{5, 7, 2, 9}) == (Kept{1, 1, 0, 1, 0, 0}));
-  CHECK(tree.Kept(Ids{1}) == (Kept{0, 0, 0, 0, 1, 0}));
-  CHECK(tree.Kept(Ids{7, 9}) == Kept(6));
-  CHECK(tree.Kept({}) == Kept(6));
-  CHECK_THROWS_AS(PrefixTree().Kept({}), ValueError);
-}
-
-TEST_CASE("stutter is counted in the first draft") {
-  using Counts = std::pair<std::size_t, std::size_t>;
-  CHECK(TreeOfDrafts(7, Rows({7, 9, 9, 4, 9, 9, 9, 9}, 4)).CountRepeats() == (Counts{2, 4}));
-  CHECK(TreeOfDrafts(7, Rows({-1}, 1)).CountRepeats() == (Counts{0, 0}));
-}
-
-TEST_CASE("searches end below the exact token") {
-  const std::vector<TokenId> token_ids = {2, 1, 3, 0}, context = {0, 3};
-  const std::vector<float> scores = {4.0F, 3.5F, 5.0F, 1.0F};
-  const CandidatesView lattice = {token_ids.data(), scores.data(), 1, 2, 2};
-  const std::vector<std::int64_t> offsets = {0, 2}, none = {0, 0};
-  const ContextsView contexts = {context, offsets};
-  const std::vector<std::int32_t> max_depths = {9}, one = {1}, no_depths;
-  const auto search = [&](const std::vector<std::int32_t>& of, int max_nodes) {
-    return SearchTrees(lattice, nullptr, contexts, of, 1.0, max_nodes, 1).at(0);
-  };
-  const PrefixTree tree = search(max_depths, 6);
-  CHECK(tree.token_ids() == (Ids{3, 2, 3, 1, 3, 0, 0}));
-  CHECK(tree.parents() == (Nodes{-1, 0, 1, 0, 3, 1, 3}));
-  const double first = 1.0 / (1.0 + std::exp(-0.5)), second = 1.0 / (1.0 + std::exp(-4.0));
-  CHECK(tree.node(1).log_prob == doctest::Approx(std::log(first)).epsilon(1e-6));
-  CHECK(tree.node(2).log_prob == doctest::Approx(std::log(first * second)).epsilon(1e-6));
-  CHECK(search(max_depths, 3).parents() == tree.Cut(4, 9).parents());
-  CHECK(search(one, 6).token_ids() == (Ids{3, 2, 1}));
-
-  const DraftOptions best_two = {2, 1.0, Engine::kAuto};
-  const auto drafts = SearchDrafts(lattice, nullptr, contexts, max_depths, best_two, 1);
-  CHECK(drafts.at(0).Paths() == (std::vector<Nodes>{{0, 1, 2}, {0, 3, 4}}));
-  CHECK(drafts[0].token_ids() == (Ids{3, 2, 3, 1, 3}));
-  CHECK(SearchDrafts(lattice, nullptr, contexts, one, best_two, 1).at(0).size() == 3u);
-  CHECK_THROWS_AS(SearchTrees(lattice, nullptr, {context, none}, max_depths, 1.0, 6, 1),
-                  ValueError);
-  CHECK_THROWS_AS(search(no_depths, 6), ValueError);
-  CHECK_THROWS_AS(search(max_depths, 0), ValueError);
 }
 
 TEST_CASE("a tree is a row") {

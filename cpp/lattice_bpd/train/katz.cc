@@ -10,7 +10,6 @@
 #include "lattice_bpd/lm/suffix_links.h"
 #include "lattice_bpd/train/backed_off.h"
 #include "lattice_bpd/train/backoff_weights.h"
-#include "lattice_bpd/train/estimate.h"
 #include "lattice_bpd/train/unigrams.h"
 
 namespace lattice_bpd {
@@ -94,7 +93,7 @@ std::vector<CountOfCounts> CountCountsOfLevels(const CountTrie& counts) {
 }
 
 Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_counts,
-                  const KatzOptions& options, TrainReport* report) {
+                  const EstimateOptions& options, TrainReport* report) {
   CheckKatzK(options.katz_k);
   const int threads = ResolveThreads(options.threads);
   const std::uint64_t num_words =
@@ -118,13 +117,6 @@ Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_c
   AssignBackedOff(threads, &trie);
   AssignBackoffWeights(threads, &trie);
   return trie;
-}
-
-Trie TrainKatz(const TokenSequences& sequences, const Vocabulary& vocabulary,
-               const KatzOptions& options, TrainReport* report) {
-  KatzOptions katz = options;
-  katz.smoothing = Smoothing::kKatz;
-  return TrainLm(sequences, vocabulary, katz, report);
 }
 
 }  // namespace lattice_bpd

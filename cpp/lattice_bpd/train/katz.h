@@ -10,16 +10,8 @@
 #include "lattice_bpd/train/estimate_options.h"
 #include "lattice_bpd/train/good_turing.h"
 #include "lattice_bpd/train/ngram_counts.h"
-#include "lattice_bpd/train/token_sequences.h"
 
 namespace lattice_bpd {
-
-// Katz reads order, katz_k, min_counts, full_count_of_counts, threads and unseen.
-using KatzOptions = EstimateOptions;
-
-// TrainLm (estimate.h) with Smoothing::kKatz.
-Trie TrainKatz(const TokenSequences& sequences, const Vocabulary& vocabulary,
-               const KatzOptions& options, TrainReport* report);
 
 // The counts of counts of each level, for EstimateKatz.
 std::vector<CountOfCounts> CountCountsOfLevels(const CountTrie& counts);
@@ -31,9 +23,10 @@ std::vector<CountOfCounts> CountCountsOfLevels(const CountTrie& counts);
 //   </s> gets what is taken off where every word with mass follows h, and backoff goes nowhere
 //   bow(h)                                      see backoff_weights.h
 //
-// count_of_counts has an entry for each level (level 0's is used for Unseen::kUniform alone).
+// count_of_counts has an entry for each level (level 0's is used for Unseen::kUniform alone). Of
+// the options it reads order, katz_k, min_counts, full_count_of_counts, threads and unseen.
 Trie EstimateKatz(CountTrie counts, const std::vector<CountOfCounts>& count_of_counts,
-                  const KatzOptions& options, TrainReport* report);
+                  const EstimateOptions& options, TrainReport* report);
 
 }  // namespace lattice_bpd
 

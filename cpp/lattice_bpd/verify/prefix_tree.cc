@@ -99,18 +99,6 @@ PrefixTree PrefixTree::Cut(std::size_t count, std::int32_t max_depth) const {
   return tree;
 }
 
-std::vector<std::uint8_t> PrefixTree::Kept(Span<std::int64_t> written) const {
-  if (size() == 0) throw ValueError("PrefixTree: no nodes");
-  std::vector<std::uint8_t> kept(size() - 1, 0);
-  NodeNumber node = 0;
-  for (const std::int64_t token : written) {
-    node = Child(node, token);
-    if (node == kNoParent) break;
-    kept[static_cast<std::size_t>(node) - 1] = 1;
-  }
-  return kept;
-}
-
 std::pair<std::size_t, std::size_t> PrefixTree::CountRepeats() const {
   std::size_t repeats = 0, last = 0;
   while (last + 1 < size() && nodes_[last + 1].parent == static_cast<NodeNumber>(last)) {

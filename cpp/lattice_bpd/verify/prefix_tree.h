@@ -53,10 +53,6 @@ class PrefixTree {
   // The nodes before node `count`, and those of them that are at most `max_depth` deep.
   PrefixTree Cut(std::size_t count, std::int32_t max_depth) const;
 
-  // Of each node but the first whether `written`, what came after that one's token, begins with
-  // the prefix that ends there.
-  std::vector<std::uint8_t> Kept(Span<std::int64_t> written) const;
-
   // The neighbours in the draft of nodes 0, 1, 2, .. that are the same token, and all of them.
   std::pair<std::size_t, std::size_t> CountRepeats() const;
 
