@@ -15,29 +15,11 @@ pytest.importorskip("tokenizers")
 
 from sentence_pairs import write_sentence_pairs
 
-import lattice_bpd.verify
 from lattice_bpd import NGramLM
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_translation.drafter import SpecDrafter
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-
-
-class LooseRule:
-    """Stands in where the rule of that name is not there."""
-
-    name, lossless, guarantee, ended = "specdec++", False, "", False
-
-    def __init__(self, top_beta, tau):
-        self.top_beta, self.tau = top_beta, tau
-
-    def start(self, sequence):  # noqa: ARG002
-        return self
-
-    def choose(self, logits, offer):
-        scores, best = logits.topk(self.top_beta)
-        liked = [int(t) for s, t in zip(scores, best, strict=True) if s >= scores[0] - self.tau]
-        return next((token for token in offer.token_ids if token in liked), liked[0])
 
 
 @pytest.fixture
@@ -47,8 +29,6 @@ def folder(tmp_path):
 
 def test_it_prints_its_table_and_keeps_what_it_is_told_to(folder, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    if not hasattr(lattice_bpd.verify, "SpecDecPlusPlus"):
-        monkeypatch.setattr(lattice_bpd.verify, "SpecDecPlusPlus", LooseRule, raising=False)
     import specdec_translation
     from specdec_translation_parts import Recipe
 
@@ -111,30 +91,6 @@ def test_sweeps_of_what_it_kept_and_a_target_taught_by_a_larger_one(folder, monk
         specdec_sweeps.main([str(folder), *options])
 
 
-def test_the_best_rule_within_the_allowed_loss_is_chosen(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    from specdec_sweeps import Sweep, Way, choose, chosen_ways, grid
-
-    from lattice_bpd.decode import DecodeStats
-    from lattice_bpd.verify.acceptance import SpecDecPlusPlus
-
-    def way(name, loss, calls, tau):
-        rule = SpecDecPlusPlus(3, tau)
-        stats = DecodeStats(target_calls=calls, tokens=100)
-        return Way(name, {}, rule, [], stats, 30.0 - loss, loss, 0.2)
-
-    ways = [Way("greedy", {}, bleu=30.0), way("a", 0.25, 50, 0.2), way("a", 0.5, 25, 0.5),
-            way("a", 0.6, 20, 1.0), way("b", 0.4, 10, 1.0)]  # fmt: skip
-    assert choose(ways, "a", 0.0).rule.tau == 0.5
-    assert choose(ways, "a", 1.0).rule.tau == 0.2
-    assert choose(ways, "a", 2.0) is None
-    chosen = chosen_ways(ways, "a", [0.0, 1.0, 1.2, 2.0])
-    assert [(one.rule.tau, one.margins) for one in chosen] == [(0.5, [0.0]), (0.2, [1.0, 1.2])]
-    table = grid("a", ways, Sweep(betas=(3,), taus=(0.2, 0.5, 1.0)))
-    cells = [next(iter(column.cells)) for column in table.columns]
-    assert cells == ["3", "0.25 (0.20)\n2.00", "0.50 (0.20)\n4.00", "0.60 (0.20)\n5.00"]
-
-
 def test_losses_are_of_corpus_bleu_and_their_errors_of_resampled_sentences(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import numpy as np
@@ -166,72 +122,6 @@ def test_losses_are_of_corpus_bleu_and_their_errors_of_resampled_sentences(monke
     samples = np.random.default_rng(5).integers(0, 40, (300, 40))
     losses = [score(ways[0], rows) - score(ways[1], rows) for rows in samples]
     assert ways[1].loss_error == pytest.approx(np.std(losses), rel=0.2)
-
-
-def test_the_target_learns_the_outputs_of_its_teacher(folder, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import specdec_translation_parts as parts
-
-    from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd_translation.text import generate_outputs
-
-    recipe = parts.Recipe(
-        vocab_size=40, hidden_size=16, encoder_layers=2, decoder_layers=3, teacher_size=24,
-        teacher_layers=1, target_steps=30, target_batch=8, heads_steps=1, drafter_steps=1,
-        drafter_batch=8, num_slots=3, order=2, max_new_tokens=8, distilled=60,
-    )  # fmt: skip
-    trained, drafted = [], []
-
-    def train_seq2seq(target, pairs, *arguments):
-        trained.append((target, list(pairs)))
-        return train(target, pairs, *arguments)
-
-    def train_spec_drafter(target, drafter, pairs, *arguments):
-        drafted.append((target, drafter, list(pairs)))
-        return train_drafter(target, drafter, pairs, *arguments)
-
-    train, train_drafter = parts.train_seq2seq, parts.train_spec_drafter
-    monkeypatch.setattr(parts, "train_seq2seq", train_seq2seq)
-    monkeypatch.setattr(parts, "train_spec_drafter", train_spec_drafter)
-    _, sentences = parts.load_sentences(folder, recipe)
-    made = parts.train_all(sentences, recipe, ConsoleWatcher(make_console(), {}))
-
-    (teacher, given), (target, learned) = trained
-    assert target is made.target
-    assert teacher is made.teacher
-    layers = [(one.base.config.d_model, one.base.config.encoder_layers,
-               one.base.config.decoder_layers) for one in (teacher, target)]  # fmt: skip
-    assert layers == [(24, 1, 1), (16, 2, 3)]
-    assert given == sentences.train
-    sources = [pair.source for pair in sentences.train]
-    assert [pair.source for pair in learned] == sources
-    outputs = generate_outputs(teacher, sources, 8)
-    assert [pair.output for pair in learned] == outputs
-    assert outputs != [pair.output for pair in sentences.train]
-    ((of_drafter, drafter, own),) = drafted
-    assert of_drafter is target
-    assert drafter.config.decoder_layers == recipe.drafter_layers == 2
-    assert [pair.output for pair in own] == generate_outputs(target, sources[:60], 8)
-
-
-def test_layers_and_teacher_are_options(folder, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    import specdec_translation
-
-    recipes = []
-
-    def train_all(sentences, recipe, watcher):
-        recipes.append(recipe)
-        raise RuntimeError("no training here")
-
-    monkeypatch.setattr(specdec_translation, "train_all", train_all)
-    options = ["--data", str(folder)]
-    wanted = ["--encoder-layers", "5", "--decoder-layers", "4", "--teacher", "9"]
-    for given in ([], wanted):
-        with pytest.raises(RuntimeError, match="no training here"):
-            specdec_translation.main([*options, "--quick", *given])
-    found = [(one.encoder_layers, one.decoder_layers, one.teacher_size) for one in recipes]
-    assert found == [(3, 2, 0), (5, 4, 9)]
 
 
 def test_a_folder_without_the_data_is_named(tmp_path, monkeypatch, capsys):

@@ -8,13 +8,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from replays import check_replay
 
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import DraftingModel, generate
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_kim2024.evaluate import Recording
-from lattice_bpd_kim2024.lab.drafter_search import DrafterSearch
 from lattice_bpd_kim2024.lab.lab import Lab, LabOptions, split_texts
 from lattice_bpd_kim2024.lab.run_folder import check_live
 from lattice_bpd_kim2024.record.heads import record_sources
@@ -84,29 +84,15 @@ def test_a_record_has_the_greedy_outputs(recorded):
 
 @pytest.mark.parametrize("name", ["bpd", "ngram_1best", "p_best_ngram", "chain", "tree", "oracle"])
 def test_a_replay_is_live_decoding(recorded, name):
-    target, heads, texts, outputs, lm, record = recorded
-    strategy, rescorers = STRATEGIES[name], Rescorers(lm)
+    target, heads, texts, _, lm, record = recorded
     options = DraftConfig(top_k=6, max_nodes=9, num_drafts=3, alpha=0.7)
-    replayed = Recording(record).replay(strategy, rescorers, options)
-    for number, (source, output) in enumerate(zip(texts, outputs, strict=True)):
-        drafter = strategy.make_drafter(rescorers, output, options)
-        live = generate(target, source, drafter, heads=heads, max_new_tokens=LIMIT)
-        assert live.token_ids == output
-        assert live.stats.target_calls == replayed.calls[number]
-        mine = replayed.texts == number
-        assert live.stats.accept_lengths == replayed.accepted[mine].tolist()
-        assert live.stats.verified_tokens == replayed.nodes[mine].sum()
+    replayed = check_replay(
+        Recording(record), name, Rescorers(lm), options,
+        lambda number, drafter: generate(
+            target, texts[number], drafter, heads=heads, max_new_tokens=LIMIT
+        ),
+    )  # fmt: skip
     assert replayed.block_efficiency > 1.2
-
-
-def test_records_are_tuned_like_those_of_causal_models(recorded):
-    _, _, _, _, lm, record = recorded
-    costs = {0: 1.0, 72: 1.01}  # drafts cost next to nothing
-    tuned = DrafterSearch({"lm": lm}, costs).run(Recording(record))
-    assert tuned.choice.name != "greedy"
-    assert tuned.over_greedy.gain.value > 0
-    smaller = Recording(record).with_slots(2)
-    assert smaller.num_slots == 2
 
 
 def test_a_folder_holds_the_texts_of_memory(recorded, tmp_path):

@@ -408,29 +408,6 @@ def demo_run(folder, pieces):
     return run_demo(load_demo_model(folder), texts, DemoSize(3, 2, 3), SilentWatcher())
 
 
-def test_results_have_every_figure(demo_run):
-    results = demo_run.to_json()
-    assert [line["name"] for line in results["strategies"]] == DEMO_NAMES
-    assert list(results["options"]) == DEMO_NAMES
-    assert (results["prompts"], results["timed_prompts"], results["rounds"]) == (3, 2, 3)
-    assert results["greedy_equals_generate"] is True
-    greedy, demo = demo_run.comparison.results[0], demo_run.demo
-    for prompt, output, text in zip(
-        demo_run.prompts, greedy.outputs, demo_run.continuations, strict=True
-    ):
-        assert output == plain_greedy(demo.model, prompt, 12)[: len(output)]
-        assert len(text) == len(output)
-    assert results["loop_share"] == loop_share(demo_run.prompts, greedy.outputs)
-    assert results["human_loop_share"] == loop_share(demo_run.prompts, demo_run.continuations)
-    assert demo_run.result("tree").setting.name == "tree"
-    changed = dataclasses.replace(demo_run, comparison=dataclasses.replace(demo_run.comparison))
-    changed.comparison.results = [
-        dataclasses.replace(greedy, differing=[Difference(0, 1, 1e-7)]),
-        *changed.comparison.results[1:],
-    ]
-    assert changed.to_json()["greedy_equals_generate"] is False
-
-
 def test_the_example_has_no_loop_where_one_can(demo_run):
     number, calls = demo_run.example()
     result = demo_run.result("tree")

@@ -363,21 +363,6 @@ def test_tune_chooses_a_mixture_where_rescorer_and_lm_know_different_things(
     assert without.run(recording).choice.scorer == ""
 
 
-def test_tune_chooses_chains_for_engines_without_trees(model, lm, prompts, recording):
-    space = SearchSpace(top_k=(4, 8), alpha=(0.2, 0.6), temperature=(1.0, 2.0))
-    search = DrafterSearch({"lm": lm}, FLAT, space, families=CHAIN_FAMILIES)
-    tuned = search.run(recording)
-    assert tuned.choice.name == "chain"
-    assert tuned.choice.lm == "lm"
-    assert tuned.over_bpd.gain.value > 0.0
-    # the replay's calls are those of decoding
-    (replayed,) = search._replay(recording, [tuned.choice])
-    drafter = make_drafter(replace(tuned.choice.options, strategy="chain"), DraftSources(lm))
-    for number, prompt in enumerate(prompts):
-        live = generate(model, prompt, drafter=drafter, max_new_tokens=NEW_TOKENS)
-        assert live.stats.target_calls == replayed.calls[number]
-
-
 def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch):
     pytest.importorskip("pyarrow")
     pytest.importorskip("rich")
