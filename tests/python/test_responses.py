@@ -18,8 +18,9 @@ from lattice_bpd.train.responses.collect import Exchange, collect_responses, rea
 from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.train.responses.prompts import encode_prompt, read_chats
 from lattice_bpd.train.responses.store import ResponseStore
-from lattice_bpd.verify import Sampled
+from lattice_bpd.verify import CausalLMTarget, Sampled
 from target_models import VOCAB, build_target
+from test_call_limits import LENGTHS, build, text_of
 
 END = (5, 7, 11)
 NEW = 20
@@ -83,6 +84,46 @@ def test_prompts_join_while_others_are_generated(
             prompts.append(turns.pop())
     assert sorted(order) == list(range(12))
     assert batch_size == 64 or order.index(9) < order.index(by_length[-1])  # it did not wait
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "moshi", "gemma2", "minicpm3"])
+@pytest.mark.parametrize("batch_size", [2, 64])
+def test_what_prompts_share_is_read_once(
+    kind: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first tokens of all, and the earlier turns of a conversation."""
+    monkeypatch.setattr(generation, "_READ", 30)
+    model, read = build_target(kind), []
+    list(generate_responses(model, [[3], [4]], 1))  # measures what the model can do
+    read_prompts = CausalLMTarget.read_prompts
+
+    def count(target: Any, ids: torch.Tensor, *args: Any, **options: Any) -> Any:
+        read.append(ids.numel())
+        return read_prompts(target, ids, *args, **options)
+
+    monkeypatch.setattr(CausalLMTarget, "read_prompts", count)
+    head, turns = list(range(20, 50)), random_prompts(3, 9, 1)
+    prompts = [head + tail for tail in random_prompts(8, 9, 2)]
+    for number, ids, _ in generate_responses(model, prompts, 8, batch_size=batch_size):
+        assert ids == plain(model, prompts[number], max_new_tokens=8, eos_token_id=None)
+        if turns:
+            prompts.append([*prompts[number], *ids, *turns.pop()])
+    assert len(prompts) == 11
+    rest = sum(len(prompt) - len(head) for prompt in prompts[:8])
+    if CausalLMTarget(model).sliding_window is None:  # else prompts beyond it are read whole
+        assert sum(read) < len(head) + 2 * rest + 3 * 10
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_frequencies_that_a_longer_text_changes(kind: str) -> None:
+    """Texts at one side of the boundary share calls, others do not."""
+    texts = [text_of(kind, length) for length in LENGTHS]
+    model = build(kind)
+    for _ in range(2):
+        found = list(generate_responses(model, [prompt for prompt, _ in texts], 8))
+        assert {one.prompt: one.token_ids for one in found} == {
+            number: wanted[:8] for number, (_, wanted) in enumerate(texts)
+        }
 
 
 def test_rows_are_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:

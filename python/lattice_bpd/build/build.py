@@ -222,14 +222,9 @@ def _fingerprint(model: PreTrainedModel) -> str:
 
 
 def _read_responses(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    chats: Sequence[Chat],
-    given: Sequence[Chat],
-    job: BuildJob,
-    stops: frozenset[int],
-    watcher: Watcher,
-) -> tuple[list[Exchange], list[str]]:
+    model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], given: Sequence[Chat],
+    job: BuildJob, stops: frozenset[int], watcher: Watcher,
+) -> tuple[list[Exchange], list[str]]:  # fmt: skip
     """Responses to `chats`, generated or stored, those that `given` has, and notes on both."""
     notes = []
     exchanges = read_responses(
@@ -295,14 +290,9 @@ def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGr
 
 
 def _train_heads(
-    model: PreTrainedModel,
-    exchanges: list[Exchange],
-    training: list[int],
-    fitting: list[int],
-    held_out: list[int],
-    job: BuildJob,
-    watcher: Watcher,
-) -> tuple[VocabularyHeads, list[float], dict[int, Any]]:
+    model: PreTrainedModel, exchanges: list[Exchange], training: list[int], fitting: list[int],
+    held_out: list[int], job: BuildJob, watcher: Watcher,
+) -> tuple[VocabularyHeads, list[float], dict[int, Any]]:  # fmt: skip
     """The heads, their held-out accuracy, and their candidates on the other responses."""
     states = read_states(model, exchanges, job.output / "states.bin", watcher)
     responses = [one.response for one in exchanges]

@@ -127,23 +127,16 @@ class _Measured:
     """Tokens, calls and seconds of the held-out responses with some sources."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        sources: list[Source],
-        fitting: Sequence[KnownText],
-        held_out: Sequence[KnownText],
-        call_seconds: npt.NDArray[np.float64],
-        times: npt.NDArray[np.float64],
-        is_chain: bool,
-    ) -> None:
+        self, vocab_size: int, sources: list[Source], fitting: Sequence[KnownText],
+        held_out: Sequence[KnownText], call_seconds: npt.NDArray[np.float64],
+        times: npt.NDArray[np.float64], is_chain: bool,
+    ) -> None:  # fmt: skip
         self.sources = sources
         lms = [source.lm for source in sources if source.lm is not None]
         heads = any(source.lm is None for source in sources)
 
         def seen(texts: Sequence[KnownText]) -> list[KnownText]:
-            return [
-                text if heads else KnownText(text.token_ids, text.prompt_length) for text in texts
-            ]
+            return [t if heads else KnownText(t.token_ids, t.prompt_length) for t in texts]
 
         self.gates = fit_to_texts(vocab_size, lms, seen(fitting))
         mixture = make_mixture(

@@ -187,15 +187,11 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         chats: the conversations, in random order.
         job: the options.
     """
-    prompts = [
-        encode_prompt(tokenizer, chat.messages[:end], chat.location, chat=job.chat)
-        for chat in chats
-        for end in chat.prompt_ends()
-    ]
+    turns = [(chat.messages[:end], chat.location) for chat in chats for end in chat.prompt_ends()]
+    encoded = [(encode_prompt(tokenizer, *turn, chat=job.chat), turn[0]) for turn in turns]
     limit = find_max_positions(model.config.get_text_config())
-    messages = [chat.messages[:end] for chat in chats for end in chat.prompt_ends()]
-    fitting = [n for n, one in enumerate(prompts) if limit is None or len(one) < limit]
-    prompts, messages = [prompts[n] for n in fitting], [messages[n] for n in fitting]
+    fitting = [one for one in encoded if limit is None or len(one[0]) < limit]
+    prompts, messages = [one[0] for one in fitting], [one[1] for one in fitting]
     if not prompts:
         raise ValueError(
             "build: no prompt to probe the model with; expected some in --prompts, shorter than "

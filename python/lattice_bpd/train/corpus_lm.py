@@ -75,43 +75,27 @@ def parse_memory(memory: int | str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def make_counter(
-    corpus: Corpus, order: int, memory: int | str, threads: int, temp_dir: StrPath | None
-) -> _core.CorpusCounter:
-    """An empty counter for a corpus."""
-    return _core.CorpusCounter(
-        corpus.size_of_vocabulary,
-        order,
-        parse_memory(memory),
-        "" if temp_dir is None else os.fspath(temp_dir),
-        corpus.bos_id,
-        corpus.eos_id,
-        corpus.unk_id,
-        threads,
-    )
-
-
-def open_counts(
-    paths: Sequence[StrPath],
-    order: int | None,
-    memory: int | str,
-    threads: int,
+def _make_counter(
+    texts: Corpus | CountsInfo, order: int, memory: int | str, threads: int,
     temp_dir: StrPath | None,
-) -> tuple[_core.CorpusCounter, list[CountsInfo]]:
+) -> _core.CorpusCounter:  # fmt: skip
+    """An empty counter for a corpus, or for such texts as a counts file has."""
+    size = texts.size_of_vocabulary if isinstance(texts, Corpus) else texts.vocab_size
+    folder = "" if temp_dir is None else os.fspath(temp_dir)
+    ids = texts.bos_id, texts.eos_id, texts.unk_id
+    return _core.CorpusCounter(size, order, parse_memory(memory), folder, *ids, threads)
+
+
+def _open_counts(
+    paths: Sequence[StrPath], order: int | None, memory: int | str, threads: int,
+    temp_dir: StrPath | None,
+) -> tuple[_core.CorpusCounter, list[CountsInfo]]:  # fmt: skip
     """A counter that starts with the sum of counts files, and their headers."""
     infos = [read_counts_info(path) for path in paths]
     if not infos:
         raise ValueError("no counts files; expected at least one")
-    counter = _core.CorpusCounter(
-        infos[0].vocab_size,
-        order if order is not None else min(info.order for info in infos),
-        parse_memory(memory),
-        "" if temp_dir is None else os.fspath(temp_dir),
-        infos[0].bos_id,
-        infos[0].eos_id,
-        infos[0].unk_id,
-        threads,
-    )
+    order = min(info.order for info in infos) if order is None else order
+    counter = _make_counter(infos[0], order, memory, threads, temp_dir)
     for path in paths:
         counter.add_file(os.fspath(path))
     return counter, infos
@@ -185,7 +169,7 @@ def count_corpus(
         ValueError: bad input or options; resume with another order or vocabulary.
         KeyboardInterrupt: no temporary files are left, and `output` is unchanged.
     """
-    counter = make_counter(corpus, order, memory, threads, temp_dir)
+    counter = _make_counter(corpus, order, memory, threads, temp_dir)
     path = os.fspath(output)
     sources: list[str] = []
     if resume and Path(path).exists():
@@ -233,7 +217,7 @@ def merge_counts(
         FormatError: a file is not a counts file, or is damaged.
         ValueError: no files, vocabularies differ, or a source counted twice.
     """
-    counter, infos = open_counts(paths, order, memory, threads, temp_dir)
+    counter, infos = _open_counts(paths, order, memory, threads, temp_dir)
     sources = [source for info in infos for source in info.sources]
     repeated = [source for source, count in Counter(sources).items() if count > 1]
     repeated = [source for source in repeated if source != STANDARD_INPUT]
@@ -244,14 +228,6 @@ def merge_counts(
         )
     counter.save(os.fspath(output), _join(sources))
     return read_counts_info(output)
-
-
-def add_corpus(
-    corpus: Corpus, counter: _core.CorpusCounter, on_progress: OnProgress | None
-) -> None:
-    """Counts all of a corpus."""
-    for _ in _add_all(corpus, counter, (), on_progress):
-        pass
 
 
 def _add_all(
@@ -329,8 +305,9 @@ def train_corpus(
     Warns:
         KatzWarning, SmoothingWarning: see NGramLM.train.
     """
-    counter = make_counter(corpus, order, memory, threads, temp_dir)
-    add_corpus(corpus, counter, on_progress)
+    counter = _make_counter(corpus, order, memory, threads, temp_dir)
+    for _ in _add_all(corpus, counter, (), on_progress):
+        pass
     return _estimate(counter, min_counts, smoothing, unseen, katz_k, full_count_of_counts, threads)
 
 
@@ -367,7 +344,7 @@ def train_counts(
         ValueError: vocabularies differ, or options out of range.
     """
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    counter, _ = open_counts(files, order, memory, threads, temp_dir)
+    counter, _ = _open_counts(files, order, memory, threads, temp_dir)
     return _estimate(counter, min_counts, smoothing, unseen, katz_k, full_count_of_counts, threads)
 
 

@@ -119,7 +119,9 @@ def predict_targets(
     chosen = np.zeros(len(ragged.token_ids), np.int32)
     done = 0
     max_tokens = _MAX_TOKENS.get(base.device.type, _DEFAULT_MAX_TOKENS)
-    for batch in _batches(windows, max(1, min(_LOGITS // vocab_size, max_tokens))):
+    lengths = [part.end - part.begin for part in windows]
+    for numbers in batch_by_length(lengths, min(_LOGITS // vocab_size, max_tokens)):
+        batch = [windows[number] for number in numbers]
         rows = _predict(base, ragged.token_ids, batch)
         for row, part in zip(rows, batch, strict=True):
             chosen[part.first : part.end] = row[part.first - part.begin : part.end - part.begin]
@@ -176,14 +178,14 @@ def _cut(ragged: RaggedIds, size: int) -> Iterator[_Window]:
             first, start = stop, stop - (size - step)
 
 
-def _batches(windows: list[_Window], max_tokens: int) -> Iterator[list[_Window]]:
-    """Batches windows of similar length, the longest first, to reduce padding."""
-    ordered = sorted(windows, key=lambda part: part.begin - part.end)
-    start = 0
-    while start < len(ordered):
-        count = max(1, max_tokens // (ordered[start].end - ordered[start].begin))
-        yield ordered[start : start + count]
-        start += count
+def batch_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of texts of similar length, the longest first; padding counts as tokens."""
+    batches: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens:
+            batches.append([])
+        batches[-1].append(number)
+    return batches
 
 
 def _begin_with(ragged: RaggedIds, bos_id: int) -> RaggedIds:

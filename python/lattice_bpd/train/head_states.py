@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from lattice_bpd.atomic_files import write_json
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.head_files import TargetSample
+from lattice_bpd.train.distil import batch_by_length
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
@@ -63,7 +64,8 @@ def read_states(
     _allocate(path, 2 * count * width)
     states = torch.from_file(str(path), shared=True, size=count * width, dtype=torch.bfloat16)
     states = states.view(count, width)
-    batches = _batches(exchanges)[done:]
+    lengths = [len(one.prompt) + len(one.response) for one in exchanges]
+    batches = batch_by_length(lengths, _TOKENS)[done:]
     watcher.begin("states", sum(map(len, batches)))
     lm, saved = BlockwiseLM(model, num_heads=2), time.monotonic()
     with torch.inference_mode():
@@ -99,17 +101,6 @@ def _read(lm: BlockwiseLM, exchanges: Sequence[Exchange], batch: list[int]) -> l
     return [
         hidden[row, len(exchanges[n].prompt) - 1 : len(texts[row])] for row, n in enumerate(batch)
     ]
-
-
-def _batches(exchanges: Sequence[Exchange]) -> list[list[int]]:
-    """Indices of exchanges of similar length."""
-    lengths = [len(one.prompt) + len(one.response) for one in exchanges]
-    batches: list[list[int]] = []
-    for number in sorted(range(len(exchanges)), key=lambda n: (-lengths[n], n)):
-        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > _TOKENS:
-            batches.append([])
-        batches[-1].append(number)
-    return batches
 
 
 def _key(model: PreTrainedModel, exchanges: Sequence[Exchange]) -> str:

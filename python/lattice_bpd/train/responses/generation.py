@@ -2,12 +2,14 @@
 
 Drafters are trained on text that the target generates. Here the next prompt takes the row of a
 finished response, so no sequence waits for the longest one. Prompts are read from the shortest to
-the longest: the rows of a batch have similar lengths and little padding.
+the longest: the rows of a batch have similar lengths and little padding. What a prompt shares with
+a text of the batch, such as a system message or earlier turns, is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,16 +21,19 @@ from lattice_bpd.decode.loop.arguments import check_evaluation_mode
 from lattice_bpd.decode.loop.prompts import check_prompts
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules, merge_settings, prepare_rules
+from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.batch_cache import StackedCache, StackedLayer
 from lattice_bpd.verify.greedy import NO_CANDIDATES, greedy_tokens
-from lattice_bpd.verify.probes import find_batch_refusal
+from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
 from lattice_bpd.verify.target import CausalLMTarget
 
 _POSITIONS = 32_768  # cache positions of a batch: rows x longest text
-_READ = 512  # tokens of the prompts of a call, unless one is longer
+_READ = 512  # tokens of the prompts of a call, padding included, unless one is longer
+_KEPT = 8_192  # cache positions of ended texts whose conversations continue
+_BALANCE = 1_024  # tokens of a text whose attention takes as long as all else of its call
 _GROWTH = 1.25  # of cache positions beyond those that the next prompt needs
-_Queue = list[tuple[int, list[int]]]  # indices of prompts and their tokens
+_Prompts = list[tuple[int, list[int]]]  # indices of prompts and their tokens
 
 
 class Response(NamedTuple):
@@ -86,44 +91,35 @@ def generate_responses(
         return
     drafting = DraftingModel(model)
     drafting.require_causal("generate_responses")
-    target = drafting.target
-    check_evaluation_mode(target.base)
-    rules = _Rules(target, acceptance, stop_token_ids, max_new_tokens)
-    queue: _Queue = []
-    num_known = 0
-
-    def update_queue() -> _Queue:
-        """The waiting prompts and their indices, the longest first."""
-        nonlocal num_known
-        if num_known < len(prompts):
-            texts = check_prompts(drafting, prompts[num_known:]).tokens
-            queue.extend(one for one in enumerate(texts, num_known) if rules.limit_of(one[1]) > 0)
-            queue.sort(key=lambda one: (-len(one[1]), -one[0]))
-            num_known = len(prompts)
-        return queue
-
-    update_queue()
-    batch = _Batch(target, rules, update_queue, max_new_tokens, batch_size)
-    in_batches = target.windows.by_cache_position is None and find_batch_refusal(target) is None
-    if batch_size > 1 and in_batches and batch.can_start():
+    check_evaluation_mode(drafting.target.base)
+    rules = _Rules(drafting.target, acceptance, stop_token_ids, max_new_tokens)
+    batch = _Batch(drafting, rules, prompts, batch_size)
+    while batch.find_prompts():
         yield from batch.run()
-        return
-    while update_queue():
-        number, text = queue.pop()
-        result: Any = generate(
-            model, text, "greedy", acceptance=acceptance, stop_token_ids=stop_token_ids,
-            max_new_tokens=rules.limit_of(text),
-        )  # fmt: skip
-        yield Response(number, result.token_ids, result.finish != "length")
+        if batch.single:
+            number, text = batch.single.pop()
+            result: Any = generate(
+                model, text, "greedy", acceptance=acceptance, stop_token_ids=stop_token_ids,
+                max_new_tokens=rules.end_of(text) - len(text),
+            )  # fmt: skip
+            yield Response(number, result.token_ids, result.finish != "length")
 
 
 class _Text(NamedTuple):
-    """A response in the making."""
+    """A response in the making: tokens of prompt and response, and where they start and end."""
 
     number: int
-    new: list[int]
-    limit: int
+    tokens: list[int]
+    start: int
+    end: int
     selector: Any
+
+
+class _Source(NamedTuple):
+    """Tokens, and buffers (L, 1, heads, positions, D) of their keys and values."""
+
+    tokens: list[int]
+    buffers: list[Tensor]
 
 
 class _RowLayer(StackedLayer):  # type: ignore[no-untyped-call]
@@ -148,21 +144,45 @@ class _Batch:
     """Texts in the first rows of a KV cache, all but their last token."""
 
     def __init__(
-        self, target: CausalLMTarget, rules: _Rules, update_queue: Callable[[], _Queue],
-        max_new_tokens: int, max_rows: int,
-    ) -> None:  # fmt: skip
-        self._target, self._rules, self._update_queue = target, rules, update_queue
-        self._max_new_tokens, self._max_rows = max_new_tokens, max_rows
+        self, model: DraftingModel, rules: _Rules, prompts: Sequence[Sequence[int]], max_rows: int
+    ) -> None:
+        self._model, self._rules, self._prompts = model, rules, prompts
+        self._target, self._max_rows = model.target, max_rows
+        # Longer prompts are read in one call, since not all models mask what is beyond a window.
+        self._window = model.target.sliding_window or sys.maxsize
         self._cache: StackedCache
         self._texts: list[_Text] = []
-        self._lengths: list[int] = []  # tokens of each in the cache
-        self._longest = 0  # prompt read so far
+        self._ended: list[_Text] = []  # the last one, whose row it still has if there are no others
+        self._kept: dict[int, _Source] = {}  # for prompts that continue an ended text
+        self._longest = self._num_known = 0  # prompt read so far; prompts in the queues
+        self._waiting: _Prompts = []  # the longest first
+        self.single: _Prompts = []  # likewise, that share no calls with others
+        self._has_rows = max_rows > 1 and self._can_start()
+
+    def find_prompts(self) -> bool:
+        """Queue the prompts that are new; whether any wait."""
+        if new := self._prompts[self._num_known :]:
+            texts = check_prompts(self._model, new).tokens
+            self._target.find_limits(max(map(self._rules.end_of, texts)))
+            for number, text in enumerate(texts, self._num_known):
+                end = self._rules.end_of(text)
+                shares = self._has_rows and self._target.limits.allows_parts(end)
+                if end > len(text):
+                    (self._waiting if shares else self.single).append((number, text))
+            self._num_known += len(texts)
+            for queue in (self._waiting, self.single):
+                queue.sort(key=lambda one: (-len(one[1]), -one[0]))
+        return bool(self._waiting or self.single)
 
     @torch.inference_mode()
-    def can_start(self) -> bool:
-        """Whether the target's keys and values fit into a StackedCache."""
-        ids = torch.zeros(1, 1, dtype=torch.long, device=self._target.device)
-        cache = StackedCache.from_cache(self._target.read_prompts(ids)[1], 0)
+    def _can_start(self) -> bool:
+        """Whether texts may share calls, and the target's keys and values fit a StackedCache."""
+        target, windows = self._target, self._target.windows
+        refusal = find_batch_refusal(target) or find_cache_refusal(target)
+        if refusal or windows.by_cache_position is not None or windows.selected is not None:
+            return False
+        ids = torch.zeros(1, 1, dtype=torch.long, device=target.device)
+        cache = StackedCache.from_cache(target.read_prompts(ids)[1], 0)
         if cache is not None:
             self._cache = cache
             cache.layers = [_RowLayer(cache, number) for number in range(len(cache.layers))]
@@ -171,62 +191,91 @@ class _Batch:
     @torch.inference_mode()
     def run(self) -> Iterator[Response]:
         """Generate responses to the prompts of the queue, the last one first."""
-        while self._texts or self._update_queue():
+        self._target.reset_frequencies()
+        while self._texts or self._waiting:
             yield from self._refill()
             if self._texts:
                 yield from self._step()
 
     def _refill(self) -> Iterator[Response]:
-        """Read the next prompts into free rows, several of one length at once."""
-        cache = self._cache
-        while waiting := self._update_queue():
-            length = len(waiting[-1][1])
-            self._longest = max(self._longest, length)
-            capacity = self._longest + self._max_new_tokens + 1
-            rows = max(1, min(self._max_rows, _POSITIONS // capacity))
-            count, active = min(len(waiting), rows, max(1, _READ // length)), len(self._texts)
-            while len(waiting[-count][1]) > length:
-                count -= 1
-            if active + count > rows:
+        """Read the next prompts into free rows, several at once."""
+        cache, waiting = self._cache, self._waiting
+        while waiting and len(self._texts) < self._max_rows:
+            source, start = self._find_start(waiting[-1][1])
+            count, shared = 0, start
+            for _, prompt in waiting[: -self._max_rows - 1 : -1]:
+                common = min(shared, count_shared(source.tokens, prompt))
+                size = (count + 1) * (len(prompt) - 1 - common)
+                joins = size <= _READ and common >= start // 2 and len(prompt) <= self._window
+                if count and not joins:
+                    break
+                count, shared = count + 1, common
+            longest = max(self._longest, len(waiting[-count][1]))
+            capacity = longest + self._rules.max_new_tokens + 1
+            rows, active = max(1, min(self._max_rows, _POSITIONS // capacity)), len(self._texts)
+            count = min(count, rows)
+            if 2 * (rows - active) < count:
                 return
+            count, self._longest = min(count, rows - active), longest
             if capacity > cache.keys.shape[3] or rows > cache.keys.shape[1]:
-                used = max(self._lengths, default=0)
+                used = max((len(text.tokens) for text in self._texts), default=0)
                 for name in ("keys", "values"):
                     old = getattr(cache, name)
                     layers, _, heads, _, size = old.shape
                     new = old.new_zeros((layers, rows, heads, int(_GROWTH * capacity), size))
                     new[:, :active, :, :used] = old[:, :active, :, :used]  # zeros, not NaN, beyond
                     setattr(cache, name, new)
-            yield from self._read([waiting.pop() for _ in range(count)])
+            yield from self._read([waiting.pop() for _ in range(count)], source, shared)
 
-    def _read(self, prompts: _Queue) -> Iterator[Response]:
-        """Read prompts of one length, which need no mask."""
-        length, first = len(prompts[0][1]), len(self._texts)
-        ids = torch.tensor([text for _, text in prompts], device=self._target.device)
-        output, cache = self._target.read_prompts(ids)
-        source = cast("StackedCache", StackedCache.from_cache(cache, 0))  # see can_start
-        for new, old in ((self._cache.keys, source.keys), (self._cache.values, source.values)):
-            new[:, first : first + len(prompts), :, :length] = old[:, :, :, :length]
-        for number, text in prompts:
-            selector = self._rules.start(number, text)
-            self._texts.append(_Text(number, [], self._rules.limit_of(text), selector))
-            self._lengths.append(length)
-        yield from self._append(first, output.logits[:, -1])
+    def _find_start(self, prompt: list[int]) -> tuple[_Source, int]:
+        """The text that shares most tokens with a prompt, and how many are worth a copy."""
+        sources = [_Source([], []), *self._kept.values()]
+        texts = self._texts or self._ended
+        sources += [_Source(one.tokens[:-1], self._row(n)) for n, one in enumerate(texts)]
+        shared, number = max((count_shared(s.tokens, prompt), n) for n, s in enumerate(sources))
+        shared = min(shared, len(prompt) - 1)
+        # After a start attention needs a mask, and takes twice the time.
+        is_worth = shared * (shared + _BALANCE) >= (len(prompt) - 1 - shared) ** 2
+        return sources[number], shared if is_worth and len(prompt) <= self._window else 0
+
+    def _row(self, row: int) -> list[Tensor]:
+        return [buffer[:, row : row + 1] for buffer in (self._cache.keys, self._cache.values)]
+
+    def _read(self, prompts: _Prompts, source: _Source, start: int) -> Iterator[Response]:
+        """Read prompts but for their last token, and for `start` ones that the source has.
+
+        Padding follows the tokens, which do not see it; the tokens of the response replace it.
+        """
+        first, is_whole = len(self._texts), len(prompts[0][1]) > self._window
+        rows = slice(first, first + len(prompts))
+        keys, values = (buffer[:, rows] for buffer in (self._cache.keys, self._cache.values))
+        for buffer, old in zip((keys, values), source.buffers if start else [], strict=False):
+            buffer[:, :, :, :start] = old[:, :, :, :start].clone()  # it may be one of the rows
+        texts = [prompt[start:] if is_whole else prompt[start:-1] for _, prompt in prompts]
+        for number, prompt in prompts:
+            self._kept.pop(number, None)
+            selector, end = self._rules.start(number, prompt), self._rules.end_of(prompt)
+            self._texts.append(_Text(number, list(prompt), len(prompt), end, selector))
+        if longest := max(map(len, texts)):
+            padded = [text + [0] * (longest - len(text)) for text in texts]
+            ids = torch.tensor(padded, device=self._target.device)
+            output, _ = self._target.read_prompts(ids, cache=StackedCache(keys, values, start))
+            if is_whole:
+                yield from self._append(first, output.logits[:, -1])
 
     def _step(self) -> Iterator[Response]:
         """One call of the target for all texts."""
         cache, device = self._cache, self._target.device
+        lengths = torch.tensor([[len(text.tokens) - 1] for text in self._texts], device=device)
         # A position that no text sees: without a mask some kernels are ten times slower.
-        cache.set_width(max(self._lengths) + 1)
-        lengths = torch.tensor(self._lengths, device=device)
+        cache.set_width(int(lengths.max()) + 1)
         for layer in cast("list[Any]", cache.layers):
-            layer.ends = torch.arange(len(lengths), device=device), slice(None), lengths
-        mask, windowed = self._masks(lengths[:, None])
+            layer.ends = torch.arange(len(lengths), device=device), slice(None), lengths[:, 0]
+        mask, windowed = self._masks(lengths)
         output = self._target(
-            torch.tensor([text.new[-1:] for text in self._texts], device=device), cache,
-            attention_mask=mask, windowed_mask=windowed, position_ids=lengths[:, None],
+            torch.tensor([text.tokens[-1:] for text in self._texts], device=device), cache,
+            attention_mask=mask, windowed_mask=windowed, position_ids=lengths,
         )  # fmt: skip
-        self._lengths = [length + 1 for length in self._lengths]
         yield from self._append(0, output.logits[:, -1])
 
     def _masks(self, lengths: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -254,45 +303,48 @@ class _Batch:
             ]
         for row in reversed(range(len(texts))):  # the last row may take that of one that ends
             text, token = texts[row], tokens[row]
-            text.new.append(token)
+            text.tokens.append(token)
             ended = token in self._rules.stop_token_ids or getattr(text.selector, "ended", False)
-            if ended or len(text.new) == text.limit:
+            if ended or len(text.tokens) == text.end:
+                is_whole = ended or text.end - text.start < self._rules.max_new_tokens
+                yield Response(text.number, text.tokens[text.start :], is_whole)
                 self._free(first + row)
-                is_whole = ended or text.limit < self._max_new_tokens
-                yield Response(text.number, text.new, is_whole)
 
     def _free(self, row: int) -> None:
-        """Remove a text; the last one takes its row."""
-        last = len(self._texts) - 1
-        if row < last:
-            for buffer in (self._cache.keys, self._cache.values):
-                buffer[:, row, :, : self._lengths[last]] = buffer[:, last, :, : self._lengths[last]]
-        self._texts[row], self._lengths[row] = self._texts[last], self._lengths[last]
-        del self._texts[last], self._lengths[last]
+        """Remove a text; the last one takes its row. New prompts may continue it."""
+        text, known, last = self._texts[row], self._num_known, self._texts.pop()
+        self._ended = [text]
+        self.find_prompts()
+        for number, prompt in [one for one in self._waiting if one[0] >= known]:
+            shared = min(count_shared(text.tokens, prompt), len(text.tokens) - 1)
+            used = sum(len(source.tokens) for source in self._kept.values())
+            if text.start <= shared <= _KEPT - used:
+                buffers = [buffer[:, :, :, :shared].clone() for buffer in self._row(row)]
+                self._kept[number] = _Source(text.tokens[:shared], buffers)
+        if row < len(self._texts):
+            self._texts[row], length = last, len(last.tokens) - 1
+            for old, new in zip(self._row(len(self._texts)), self._row(row), strict=True):
+                new[:, :, :, :length] = old[:, :, :, :length]
 
 
 class _Rules:
     """What selects and ends the tokens of a response."""
 
     def __init__(
-        self,
-        target: CausalLMTarget,
-        acceptance: Acceptance | None,
-        stop_token_ids: Collection[int] | None,
-        max_new_tokens: int,
-    ) -> None:
+        self, target: CausalLMTarget, acceptance: Acceptance | None,
+        stop_token_ids: Collection[int] | None, max_new_tokens: int,
+    ) -> None:  # fmt: skip
         self._target, self._acceptance = target, acceptance or Exact()
         self._settings = merge_settings(None, stop_token_ids, do_sample=False)
-        self._max_new_tokens = max_new_tokens
+        self.max_new_tokens = max_new_tokens
         rules = self._prepare([0])
         self.stop_token_ids = rules.end_token_ids
         self._is_plain = rules.is_plain
 
-    def limit_of(self, prompt: Sequence[int]) -> int:
-        """Most new tokens after a prompt."""
-        positions = self._target.max_positions
-        most = self._max_new_tokens
-        return most if positions is None else min(most, positions - len(prompt))
+    def end_of(self, prompt: Sequence[int]) -> int:
+        """Most tokens of a prompt and its response."""
+        end, positions = len(prompt) + self.max_new_tokens, self._target.max_positions
+        return end if positions is None else min(end, positions)
 
     def start(self, number: int, prompt: Sequence[int]) -> Any:
         """The token selector of a response; None for argmax."""
@@ -302,5 +354,4 @@ class _Rules:
     def _prepare(self, prompt: Sequence[int]) -> TextRules:
         """The processors and criteria of the model's own `generate`."""
         ids = torch.tensor(prompt)
-        most = self._max_new_tokens
-        return prepare_rules(self._target.base, ids, None, self._settings, most)
+        return prepare_rules(self._target.base, ids, None, self._settings, self.max_new_tokens)
