@@ -264,7 +264,7 @@ def _time_heads(model: PreTrainedModel, job: BuildJob, positions: float) -> floa
     for steps in (1, 1 + _HEAD_STEPS):
         count = steps * options.batch_size
         sample = Positions(
-            torch.randn(count, width).bfloat16(), torch.arange(count),
+            torch.randn(count + options.num_slots, width).bfloat16(), torch.arange(count),
             torch.randint(size, (count,)), torch.randint(size, (count, options.num_slots)),
         )  # fmt: skip
         start = time.perf_counter()
