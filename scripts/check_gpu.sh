@@ -11,7 +11,8 @@
 #            PYTHON  an interpreter that has lattice_bpd, its conformance and torch (default:
 #                    .venv/bin/python)
 #            VLLM_PYTHON  one that has vLLM, lattice_bpd, the plug-in and pytest: also tests drafts in
-#                    vLLM's model runner V2, with the stories model (PYTHON needs the demo's packages)
+#                    vLLM's model runner V2, with the stories model (PYTHON needs the demo's packages),
+#                    and tests and times walks with an LM, as DFlash2 and LiLiCorr take them
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -51,6 +52,8 @@ if [[ -n ${SGLANG:-} ]]; then
 fi
 
 if [[ -n ${VLLM_PYTHON:-} ]]; then
+  "$VLLM_PYTHON" -m pytest -c integrations/vllm/tests/pytest.ini --noconftest \
+    tests/python/test_vllm_walk.py || status=$?
   folder=$PWD/build/vllm-test
   [[ -f $folder/expected.json ]] || "$python" integrations/vllm/tests/prepare.py "$folder"
   LATTICE_BPD_VLLM_FOLDER=$folder "$VLLM_PYTHON" -m pytest -c integrations/vllm/tests/pytest.ini \

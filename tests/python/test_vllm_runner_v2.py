@@ -1,9 +1,11 @@
 """The speculator for vLLM's model runner V2 in a stand-in; `make test-vllm` runs vLLM's own."""
+# ruff: noqa: ARG002, ARG005
 
 from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -273,24 +275,127 @@ def test_the_plug_in_replaces_vllm_s_n_grams_where_options_are_given(seam: Any) 
     assert (made.num_query_per_req, made.supports_mm_inputs) == (1, False)
     without, eagle = config(), config()
     without.additional_config = {}
-    eagle.speculative_config.use_ngram = lambda: False
+    eagle.speculative_config = SimpleNamespace(method="eagle3", use_ngram=lambda: False)
     for other in (without, eagle):
         assert seam.init_speculator(other, None, None) == "vLLM's own"
 
 
 def test_another_seam_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("vllm.lattice_bpd")
+    fitting = {init_speculator: runner_v2._INIT, Base.propose: runner_v2._PROPOSE}
     with caplog.at_level(logging.WARNING, logger.name):
-        check_seam(init_speculator, Base.propose, "0.33.0", logger)
+        check_seam(fitting, "0.33.0", logger)
         assert not caplog.records
-        check_seam(init_speculator, Base.propose, "0.99.0", logger)
+        check_seam(fitting, "0.99.0", logger)
     assert "0.99.0 was not tested" in caplog.text
     with pytest.raises(
         ImportError, match=r"init has the parameters \(config\); expected \(vllm_config"
     ):
-        check_seam(init, Base.propose, "0.99.0", logger)
+        check_seam({init: runner_v2._INIT}, "0.99.0", logger)
     with pytest.raises(ImportError, match="add has the parameters"):
-        check_seam(init_speculator, States.add, "0.99.0", logger)
+        check_seam({**fitting, States.add: runner_v2._PROPOSE}, "0.99.0", logger)
 
 
 def init(config: Any) -> None: ...
+
+
+# The term in the walk of DFlash2 and LiLiCorr; test_vllm_walk.py has the walk itself
+class CandidateSampler:
+    """vLLM's, for greedy requests."""
+
+    num_steps = 2
+
+    def sample(
+        self, candidate_ids: Any, scores: Any, num_reqs: int, sample_pos: Any, idx_mapping: Any,
+        temperature: Any, seeds: Any, draft_tokens: Any, draft_logits: Any, use_fp64: bool,
+    ) -> None:  # fmt: skip
+        for request in range(num_reqs):
+            previous = 0
+            for step in range(self.num_steps):
+                previous = int(scores[request, step, previous].argmax())
+                draft_tokens[request, step] = candidate_ids[request, step, previous]
+
+
+def speculator_with(sampler: Any, **more: Any) -> Any:
+    values = {"draft_logits": None, "enable_adaptive_verification": False, **more}
+    return type("DFlash2Speculator", (), {"candidate_sampler": sampler, **values})()
+
+
+def walk_config(**options: Any) -> Any:
+    found = config()
+    found.additional_config = {"lattice_bpd": options}
+    found.speculative_config = SimpleNamespace(method="dflash", use_ngram=lambda: False)
+    return found
+
+
+@pytest.mark.parametrize("draft", [None, "best"])
+def test_the_walk_gets_the_texts_and_vllm_the_scores(
+    draft: str | None, seam: Any, lm_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[dict[str, Any]] = []
+
+    def walk(lm: Any, ids: Any, scores: Any, texts: Any, rows: Any, lengths: Any, **o: Any) -> Any:
+        walked.append({"rows": rows.tolist(), "lengths": lengths.tolist(), **o})
+        assert texts is states.all_token_ids.gpu
+        return scores.flip(-1), ids[..., 1]
+
+    kernel = ModuleType("lattice_bpd_vllm.lattice_walk")
+    kernel.DeviceLM, kernel.walk = SimpleNamespace(of=lambda *_: "lm"), walk  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
+    sampler, states = CandidateSampler(), States()
+    speculator = speculator_with(sampler)
+    monkeypatch.setattr(
+        sys.modules["vllm.v1.worker.gpu.spec_decode"], "init_speculator",
+        lambda vllm_config, device, req_states: speculator,
+    )  # fmt: skip
+    runner_v2.register()
+    options = {"lm": lm_file, "alpha": 0.7, "draft": draft}
+    assert seam.init_speculator(walk_config(**options), torch.device("cpu"), states) is speculator
+    ids = torch.arange(2 * 2 * 3).view(2, 2, 3)
+    scores = torch.tensor([1.0, 2.0, 3.0]).expand(2, 2, 3, 3)
+    drafts = torch.full((3, 2), -7)
+    speculator.candidate_sampler.sample(
+        ids, scores, 2, torch.tensor([5, 6, 9, 10, 0, 0]), torch.tensor([3, 3, 1, 1, -1, -1]),
+        None, None, drafts, None, False,
+    )  # fmt: skip
+    assert walked == [
+        {"rows": [3, 1], "lengths": [5, 9], "alpha": 0.7, "cache": 0.5, "is_best": draft == "best"}
+    ]
+    chosen = 0 if draft is None else 1
+    assert drafts.tolist() == [*ids[..., chosen].tolist(), [-7, -7]]
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "message"),
+    [
+        ({"top_k": 4}, {}, "top_k is given; with DFlash2Speculator expected of lm or directory"),
+        ({"draft": "chain"}, {}, "draft is given"),
+        ({"sources": ["text"]}, {}, r"sources is \['text'\]"),
+        ({"sources": ["lm", "heads"]}, {}, r"sources is \['lm', 'heads'\]"),
+        ({"lm": None}, {}, "sources has 'lm', and there is none"),
+        ({"lm": ["", ""]}, {}, "found 2 LMs; expected one"),
+        ({"draft": "best"}, {"draft_logits": 1}, "no probabilities of its tokens"),
+        ({"draft": "best"}, {"enable_adaptive_verification": True}, "no adaptive verification"),
+        ({"size": VOCAB + 1}, {}, f"{VOCAB + 1}; expected the same"),
+    ],
+)
+def test_what_the_walk_cannot_use_is_refused(
+    options: dict[str, Any], more: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path, size = tmp_path / "a.lm", options.get("size", VOCAB)
+    NGramLM.train([np.arange(8)], 2, vocab_size=size, smoothing="witten_bell").save(path)
+    given = {"lm": str(path), **{name: options[name] for name in options if name != "size"}}
+    if isinstance(given["lm"], list):
+        given["lm"] = [str(path)] * 2
+    speculator = speculator_with(CandidateSampler(), **more)
+    with pytest.raises(ValueError, match=message):
+        runner_v2.add_term(speculator, walk_config(**given), "cpu", States(), "0.33.0")
+
+
+def test_other_drafters_and_other_releases_are_refused(lm_file: str) -> None:
+    arguments = walk_config(lm=lm_file), "cpu", States(), "0.33.0"
+    with pytest.raises(ValueError, match="DFlash2Speculator has no transition scores to add"):
+        runner_v2.add_term(speculator_with(None), *arguments)
+    other = type("New", (), {"sample": lambda self, ids: None})
+    with pytest.raises(ImportError, match=r"has the parameters \(self, ids\); expected \(self, "):
+        runner_v2.add_term(speculator_with(other()), *arguments)

@@ -1,4 +1,4 @@
-"""A speculator for vLLM's model runner V2: the mixture without heads, from token ids.
+"""Model runner V2 of vLLM: the mixture without heads, and an n-gram term for DFlash2 and LiLiCorr.
 
 Registered as a general plug-in of vLLM. With the method `ngram_gpu` (or `ngram`) and options of
 ours in `additional_config` it takes the place of vLLM's own n-gram speculator, so that runner,
@@ -8,6 +8,9 @@ The seam wants the drafts of all requests as one tensor, of equal lengths, when 
 They are needed when the next step's inputs are prepared: until then the copy of the new tokens to
 the CPU and the scheduler's work run beside the target. Only structured outputs and pipeline
 parallelism read drafts at once.
+
+With the method `dflash` and a drafter whose candidates have transition scores, options of ours add
+the term of an n-gram LM and of the text to these scores, on the device; the walk is vLLM's own.
 """
 # ruff: noqa: ARG002
 
@@ -18,7 +21,8 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +30,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_vllm.batch import EngineStep
 from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.files import load_parts
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 from lattice_bpd_vllm.runner_v1 import LOGGER, TESTED_VERSIONS
+from lattice_bpd_vllm.slot_sources import check_vocabulary
 from lattice_bpd_vllm.step_drafter import StepDrafter
 from lattice_bpd_vllm.targets import TargetInfo
 
@@ -41,6 +47,11 @@ _PROPOSE = (
     "self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states",
     "aux_hidden_states", "num_sampled", "num_rejected", "last_sampled",
 )  # fmt: skip
+_SAMPLE = (
+    "self", "candidate_ids", "scores", "num_reqs", "sample_pos", "idx_mapping", "temperature",
+    "seeds", "draft_tokens", "draft_logits", "use_fp64",
+)  # fmt: skip
+_TEXT_WEIGHT = 0.5  # of the text's n-grams beside the LM's
 
 
 class _Step(NamedTuple):
@@ -285,9 +296,14 @@ def register() -> None:
     def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
         additional = vllm_config.additional_config
         is_ours = isinstance(additional, dict) and additional.get(CONFIG_KEY) is not None
-        if not is_ours or not vllm_config.speculative_config.use_ngram():
-            return original(vllm_config, device, req_states)
-        return make_speculator(vllm_config, device, req_states, original)
+        if is_ours and vllm_config.speculative_config.use_ngram():
+            return make_speculator(vllm_config, device, req_states, original)
+        speculator = original(vllm_config, device, req_states)
+        if is_ours and vllm_config.speculative_config.method == "dflash":
+            version = importlib.import_module("vllm").__version__
+            check_seam({original: _INIT}, version, LOGGER)
+            add_term(speculator, vllm_config, device, req_states, version)
+        return speculator
 
     init_speculator._wrapped_by_lattice_bpd = True  # type: ignore[attr-defined]
     seam.init_speculator = init_speculator  # type: ignore[attr-defined]
@@ -310,7 +326,8 @@ def make_speculator(vllm_config: Any, device: Any, req_states: Any, original: An
     """
     base = importlib.import_module(f"{_SEAM}.speculator").BaseSpeculator
     runner: Any = importlib.import_module(_RUNNER).GPUModelRunner
-    check_seam(original, base.propose, importlib.import_module("vllm").__version__, LOGGER)
+    version = importlib.import_module("vllm").__version__
+    check_seam({original: _INIT, base.propose: _PROPOSE}, version, LOGGER)
     finish_before_inputs(runner)
     kind: Any = type("LatticeSpeculator", (MixtureSpeculator, base), {})
     LOGGER.info("lattice-bpd: drafts in model runner V2")
@@ -334,16 +351,99 @@ def finish_before_inputs(runner_class: Any) -> None:
     runner_class.prepare_inputs = prepare_inputs
 
 
-def check_seam(init: Any, propose: Any, version: str, logger: logging.Logger) -> None:
-    """Warns of an untested release of vLLM, and refuses one with another seam.
+def add_term(speculator: Any, vllm_config: Any, device: Any, req_states: Any, version: str) -> None:
+    """Adds the term of an n-gram LM, and of the text so far, to a drafter's transition scores.
+
+    `CandidateSampler.sample` gets the scores with the term. Sampled requests stay exact: q of the
+    rejection sampler is the row that vLLM's walk sampled from.
+
+    Args:
+        speculator: vLLM's, of DFlash2 or LiLiCorr.
+        vllm_config: vLLM's configuration, with options of ours.
+        device: of the drafter.
+        req_states: vLLM's `RequestState`.
+        version: of vLLM.
 
     Raises:
-        ImportError: `init_speculator` or `BaseSpeculator.propose` have other parameters.
+        ImportError: a release whose `sample` has other parameters.
+        OSError: a file cannot be read.
+        TypeError: options of wrong types.
+        ValueError: a drafter without transition scores, no LM or several, one of another target, or
+            options that the walk does not use.
+    """
+    sampler: Any = getattr(speculator, "candidate_sampler", None)
+    if sampler is None:
+        raise ValueError(
+            f"{CONFIG_KEY}: {type(speculator).__name__} has no transition scores to add an LM to; "
+            'expected a drafter DFlash2 or LiLiCorr, the method "ngram_gpu", or no options of '
+            "lattice_bpd"
+        )
+    check_seam({type(sampler).sample: _SAMPLE}, version, LOGGER)
+    options = DrafterOptions.from_mapping(vllm_config.additional_config[CONFIG_KEY])
+    is_best = options.draft == "best"
+    others = ("heads", "store", "top_k", "temperature", *(() if is_best else ("draft",)))
+    names = [name for name in others if getattr(options, name) is not None]
+    sources = list(options.sources or ("lm", "text"))
+    if names or "lm" not in sources or "heads" in sources:
+        found = f"{names[0]} is given" if names else f"sources is {sources}"
+        raise ValueError(
+            f"{CONFIG_KEY}: {found}; with {type(speculator).__name__} expected of lm or directory, "
+            'sources ["lm"] or ["lm", "text"], alpha, draft "best"'
+        )
+    if is_best and (speculator.draft_logits is not None or speculator.enable_adaptive_verification):
+        raise ValueError(
+            f'{CONFIG_KEY}: draft "best" has no probabilities of its tokens; expected '
+            'draft_sample_method "greedy" and no adaptive verification, or no draft'
+        )
+    parts = load_parts(replace(options, alpha=None, draft="mixture", sources=sources))
+    if len(parts.lms) != 1:
+        raise ValueError(f"{CONFIG_KEY}: found {len(parts.lms)} LMs; expected one")
+    check_vocabulary(vllm_config.model_config.get_vocab_size(), "the LM", parts.vocab_size)
+    from lattice_bpd_vllm.lattice_walk import DeviceLM, walk  # it needs Triton
+
+    lm = DeviceLM.of(parts.lms[0], device)
+    alpha = DraftConfig.alpha if options.alpha is None else options.alpha
+    cache = _TEXT_WEIGHT if "text" in sources else 0.0
+    original = sampler.sample
+
+    @functools.wraps(original)
+    def sample(
+        candidate_ids: Tensor, scores: Tensor, num_reqs: int, sample_pos: Tensor,
+        idx_mapping: Tensor, temperature: Tensor, seeds: Tensor, draft_tokens: Tensor,
+        draft_logits: Tensor | None, use_fp64: bool,
+    ) -> None:  # fmt: skip
+        # The position of the first drafted token is the length of the text.
+        rows = slice(None, num_reqs * sampler.num_steps, sampler.num_steps)
+        combined, tokens = walk(
+            lm, candidate_ids, scores, req_states.all_token_ids.gpu, idx_mapping[rows],
+            sample_pos[rows], alpha=alpha, cache=cache, is_best=is_best,
+        )  # fmt: skip
+        original(
+            candidate_ids, combined, num_reqs, sample_pos, idx_mapping, temperature, seeds,
+            draft_tokens, draft_logits, use_fp64,
+        )  # fmt: skip
+        if is_best:
+            draft_tokens[:num_reqs] = tokens
+
+    sampler.sample = sample
+    LOGGER.info("lattice-bpd: adds an n-gram term to the walk of %s", type(speculator).__name__)
+
+
+def check_seam(seam: Mapping[Any, Sequence[str]], version: str, logger: logging.Logger) -> None:
+    """Warns of an untested release of vLLM, and refuses one with another seam.
+
+    Args:
+        seam: functions of vLLM, and the first parameters that each must have.
+        version: of vLLM.
+        logger: for the warning.
+
+    Raises:
+        ImportError: a function has other parameters.
     """
     tested = ", ".join(TESTED_VERSIONS)
-    for function, expected in ((init, _INIT), (propose, _PROPOSE)):
+    for function, expected in seam.items():
         parameters = tuple(inspect.signature(function).parameters)
-        if parameters[: len(expected)] != expected:
+        if parameters[: len(expected)] != tuple(expected):
             raise ImportError(
                 f"lattice-bpd-vllm: model runner V2 of vLLM {version} is not supported, since "
                 f"{function.__name__} has the parameters ({', '.join(parameters)}); expected "
