@@ -376,8 +376,30 @@ def test_a_search_that_drafts_nothing_is_followed_by_a_pause() -> None:
     clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 1.0, 1)
     clock.run(200, [[0.1]])
     assert clock.run(400, [[0.1]], own=0.1) < 60  # each of them is 10 % of a step
+    quick = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 1.0, 1)
+    assert quick.run(50, [[0.1]], own=0.001) == 50  # less than half a percent
     never = Clock(DraftLengths(4, has_slots=True, may_pause=False), 1.0, 1.0, 1)
     assert never.run(100, [[0.1]], own=0.1) == 100
+
+
+def test_searches_that_pay_now_and_then_do_not_pause() -> None:
+    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 0.05, 1)
+    searches = [clock.run(1, [[[0.9, 0.8], [0.05]][i % 2]], own=0.02) for i in range(200)]
+    assert sum(searches) > 180
+
+
+def test_paused_steps_are_counted_and_not_read(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer(monkeypatch)
+    runner, reads = vllm.runner(proposer, [Request([1, 2] * 8, max_tokens=40)]), []
+    runner.step()
+    lengths, read = proposer._drafter._mixture.lengths, proposer._read  # type: ignore[union-attr]
+    monkeypatch.setattr(lengths, "is_paused", lambda _: True)
+    monkeypatch.setattr(proposer, "_read", lambda *args: reads.append(1) or read(*args))
+    for _ in range(4):
+        runner.step()
+    assert len(reads) == 1  # of the first, for its time
+    counters = proposer.counters
+    assert (counters.steps, counters.target_calls, counters.tokens) == (5, 5, 5)
 
 
 def test_a_slow_first_measurement_is_not_believed_for_ever() -> None:

@@ -17,6 +17,7 @@ from lattice_bpd_vllm.batch import EngineStep
 
 _OWN_SHARE = 0.005  # time of searches that draft nothing, as a share of the steps' time
 _LONGEST_PAUSE = 64  # steps
+_WORTH = 2.0  # searches do not pause while they gain so many times their own time
 _RETRY = 64  # least number of steps without drafts, after which one is drafted to measure again
 _TRIAL_SHARE = 0.005  # expected loss by either, as a share of the steps' time
 _PLAIN = (4, 64)  # steps with drafts after which one has none, to measure it: fewest, most
@@ -73,6 +74,11 @@ class DraftLengths:
         """Drafts are ready, and the engine's next step begins."""
         names = zip(step.names, step.kept, strict=False)
         self._last = frozenset(name for name, tokens in names if tokens), now
+
+    @property
+    def is_timing(self) -> bool:
+        """Whether `observe` measures the step that ends."""
+        return self._last is not None
 
     def is_paused(self, count: int) -> bool:
         """Whether nothing is searched in this step, since drafts rarely pay and searches cost time.
@@ -144,9 +150,11 @@ class DraftLengths:
             loss = float(rates[0] / rates[retry]) - 1.0
             batch.is_retry = batch.undrafted > max(_RETRY, loss / _TRIAL_SHARE)
             size = retry if batch.is_retry else 0
-        if size == 0 and not is_plain and not with_slots:
-            steps = int(own_seconds / (_OWN_SHARE * float(times[0])))
-            batch.pause = min(steps, _LONGEST_PAUSE)
+        if not is_plain and not with_slots:
+            share = own_seconds / float(times[0])
+            batch.value += _RATE * ((gain if size else 0.0) - batch.value)
+            if size == 0 and batch.value < _WORTH * share:
+                batch.pause = min(int(share / _OWN_SHARE), _LONGEST_PAUSE)
         lengths = [0] * len(probs)
         if size:
             lengths = np.bincount(owners[order[:size]], minlength=len(probs)).tolist()
@@ -235,6 +243,8 @@ def _buckets(probs: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 class WholeDrafts:
     """Verifies whole drafts in every step, for engines whose steps have a fixed size."""
 
+    is_timing = False
+
     def observe(self, step: EngineStep, now: float) -> None:
         """Times decide nothing."""
 
@@ -274,7 +284,6 @@ class _StepTimes:
 
     Attributes:
         measured: a low one of the recent times of each size.
-        table: times of 0 .. SIZES[-1] units.
     """
 
     def __init__(self, assumed: npt.NDArray[np.float64] | None = None) -> None:
@@ -282,7 +291,7 @@ class _StepTimes:
         self._recent: dict[int, deque[float]] = {}
         self._last: dict[int, int] = {}
         self.measured: dict[int, float] = {}
-        self.table: npt.NDArray[np.float64] = np.ones(SIZES[-1] + 1)
+        self._table: npt.NDArray[np.float64] | None = np.ones(SIZES[-1] + 1)
 
     def add(self, units: int, seconds: float) -> None:
         """Add the time of a step."""
@@ -294,27 +303,30 @@ class _StepTimes:
         self.measured[units] = sorted(recent)[(len(recent) - 1) // 3]
         self._last[units] = self._steps
         self.forget(_OLD)
-        self._update()
+        if 0 in self.measured:
+            self._table = None
 
     def forget(self, steps: int) -> None:
         """Forget drafts of sizes that so many steps did not have."""
         for units in [n for n, last in self._last.items() if n and self._steps - last >= steps]:
             del self.measured[units], self._recent[units], self._last[units]
 
-    def _update(self) -> None:
-        plain, drafts = self.measured.get(0), sorted(n for n in self.measured if n)
-        if plain is None:
-            return
-        units = np.arange(SIZES[-1] + 1.0)
-        table = np.asarray(plain * (1.0 + _PRIOR_SLOPE * units), np.float64)
-        if drafts:
-            longest, times = drafts[-1], [self.measured[n] for n in (0, *drafts)]
-            slope = max(times[-1] - plain, 0.0) / longest
-            table = np.interp(units, [0, *drafts], times)
-            table = table + slope * np.maximum(units - longest, 0.0)
-        elif self._assumed is not None:
-            table = plain - self._assumed[0] + self._assumed
-        self.table = np.minimum.accumulate(table[::-1])[::-1]
+    @property
+    def table(self) -> npt.NDArray[np.float64]:
+        """Times of 0 .. SIZES[-1] units; made where it is read, which paused steps do not."""
+        if self._table is None:
+            plain, drafts = self.measured[0], sorted(n for n in self.measured if n)
+            units = np.arange(SIZES[-1] + 1.0)
+            table = np.asarray(plain * (1.0 + _PRIOR_SLOPE * units), np.float64)
+            if drafts:
+                longest, times = drafts[-1], [self.measured[n] for n in (0, *drafts)]
+                slope = max(times[-1] - plain, 0.0) / longest
+                table = np.interp(units, [0, *drafts], times)
+                table = table + slope * np.maximum(units - longest, 0.0)
+            elif self._assumed is not None:
+                table = plain - self._assumed[0] + self._assumed
+            self._table = np.minimum.accumulate(table[::-1])[::-1]
+        return self._table
 
 
 class _Batch:
@@ -339,6 +351,7 @@ class _Batch:
         is_retry: whether the last draft is verified to measure again.
         pause: steps to come without a search.
         searches: steps with a search.
+        value: the gain of lately searched drafts; 0 of those that are not verified.
         gains: expected tokens per second relative to no drafts, with slots (True) and without.
     """
 
@@ -347,11 +360,12 @@ class _Batch:
         self.units = 2 * ROUNDED_UP[-(-np.arange(unit * SIZES[-1] // 2 + 1) // unit)]
         self.undrafted = self.drafted = self.num_plain = self.pause = 0
         self.largest = self.searches = 0
+        self.value = 0.0
         self.longest, self.gains = float(num_tokens), dict[bool, float]()
         self.times = _StepTimes()
         if known is not None:
             self.largest, self.longest = known.largest, known.longest
-            self.searches, self.gains = known.searches, dict(known.gains)
+            self.searches, self.gains, self.value = known.searches, dict(known.gains), known.value
             own = np.arange(SIZES[-1] + 1) * unit / known.unit
             self.times = _StepTimes(np.interp(own, np.arange(SIZES[-1] + 1), known.times.table))
 

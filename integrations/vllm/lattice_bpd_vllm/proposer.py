@@ -131,7 +131,7 @@ class LatticeProposer:
             once; it is raised with the option `check`, and where tensor_parallel_size is above 1.
         """
         return self._drafter.propose(
-            len(sampled_token_ids),
+            sampled_token_ids,
             lambda: self._read(sampled_token_ids, num_tokens_no_spec, token_ids_cpu),
         )
 

@@ -191,7 +191,7 @@ class MixtureSpeculator:
             step.copied.synchronize()
         tails = step.tails.numpy()
         kept = self._update_texts(step, tails)
-        chains = self._drafter.propose(len(kept), lambda: self._read(step, kept))
+        chains = self._drafter.propose(kept, lambda: self._read(step, kept))
         # What is not drafted is the last token again: a draft like others, to vLLM.
         padded = np.repeat(tails[:, -1:].astype(np.int64), self._length, axis=1)
         for row, chain in zip(padded, chains, strict=True):

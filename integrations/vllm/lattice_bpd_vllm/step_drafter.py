@@ -94,37 +94,41 @@ class StepDrafter:
         self._is_stopped = False
         self._logged_steps, self._logged_at = 0, time.monotonic()
 
-    def propose(self, count: int, read_step: Callable[[], EngineStep]) -> Chains:
+    def propose(self, kept: Sequence[Sequence[int]], read_step: Callable[[], EngineStep]) -> Chains:
         """A draft for each request of the batch.
 
         Args:
-            count: requests of the batch.
-            read_step: gives what the engine knows; may raise.
+            kept: tokens that each request of the batch kept in this step.
+            read_step: gives what the engine knows; may raise. Not called where nothing is drafted.
 
         Returns:
-            `count` lists of 0 to num_tokens ids. All are empty after an error, which is logged
-            once; after an UnsupportedError in all later steps too.
+            A list for each request, of 0 to num_tokens ids. All are empty after an error, which is
+            logged once; after an UnsupportedError in all later steps too.
         """
         start = time.perf_counter()
-        drafts: Chains = [[] for _ in range(count)]
+        drafts: Chains = [[] for _ in kept]
         counters = self.counters
         counters.steps += 1
-        if not self._is_stopped:
+        lengths = None if self._mixture is None else self._mixture.lengths
+        is_paused = lengths is not None and lengths.is_paused(len(kept))
+        if lengths is not None and is_paused and not lengths.is_timing and not self.source.layers:
+            self._count([len(tokens) for tokens in kept], None)
+        elif not self._is_stopped:
             try:
-                self._draft(drafts, read_step(), start)
+                self._draft(drafts, read_step(), start, is_paused=is_paused)
             except Exception as error:
                 self._fail(error)
-                drafts = [[] for _ in range(count)]
-        lengths = [len(draft) for draft in drafts if draft]
-        counters.drafts += len(lengths)
-        counters.draft_tokens += sum(lengths)
+                drafts = [[] for _ in kept]
+        drafted = [len(draft) for draft in drafts if draft]
+        counters.drafts += len(drafted)
+        counters.draft_tokens += sum(drafted)
         end = time.perf_counter()
         counters.seconds += end - start
-        self._advice.add_step(start, end, max(lengths, default=0))
+        self._advice.add_step(start, end, max(drafted, default=0))
         self._log()
         return drafts
 
-    def _draft(self, drafts: Chains, step: EngineStep, start: float) -> None:
+    def _draft(self, drafts: Chains, step: EngineStep, start: float, *, is_paused: bool) -> None:
         """Fills `drafts`."""
         num_kept = [len(tokens) for tokens in step.kept]
         self._count(num_kept, step.verified)
@@ -134,9 +138,9 @@ class StepDrafter:
             self._fill(drafts, step, num_kept, start)
             return
         self._mixture.lengths.observe(step, start)
-        if not self._mixture.lengths.is_paused(len(num_kept)):
+        if not is_paused:
             self._fill(drafts, step, num_kept, start)
-        self._mixture.lengths.finish(step, time.perf_counter())
+            self._mixture.lengths.finish(step, time.perf_counter())
 
     def _fill(self, drafts: Chains, step: EngineStep, num_kept: list[int], start: float) -> None:
         context_length = 1 if self._lattices is None else self._lattices.context_length
