@@ -1,4 +1,4 @@
-// Trees of a mixture: a digest that is the same for every platform, threads, the store.
+// Trees of a mixture: a digest that is the same for every platform, threads, noise, the store.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -120,6 +120,23 @@ TEST_CASE("mixture: batches and threads give what each text gives alone") {
     for (std::size_t n = 0; n < texts.size(); ++n) {
       CHECK(IsEqual(trees[n], SearchAfter(mixture, texts[n], &heads[n], Limits(12, depths[n]))));
     }
+  }
+}
+
+TEST_CASE("mixture: with sharp noise the tree begins with the target's sample") {
+  Random random(9);
+  const auto mixture = MakeMixture(true);
+  for (std::uint64_t key = 0; key < 50; ++key) {
+    const Ids text = RandomText(&random, 30);
+    const Heads heads(&random);
+    MixtureText of_text(mixture);
+    of_text.Append(text);
+    const PrefixTree sample = of_text.Sample(heads.view(), Limits(1, 5), 0.0, key);
+    const KnownNoise noise{key, text.size(), 40.0};
+    SearchLimits limits = Limits(3, 5);
+    limits.noise = &noise;
+    const PrefixTree tree = SearchAfter(mixture, text, &heads, limits);
+    CHECK(tree.token_ids()[1] == sample.token_ids()[1]);
   }
 }
 
