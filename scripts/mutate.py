@@ -3,7 +3,7 @@
 tests/mutations.txt lists the mutations: a unique snippet of a source file, its replacement, and the
 tests that must fail under it, or `*` in other lists: tests that execute it. What tests execute is
 recorded in build/mutate/executed (which needs `coverage`), anew after changes of a test or of the
-mutated packages. Imports see a mutation of Python, no file changes; C++ is changed and built in a
+package. Imports see a mutation of Python, no file changes; C++ is changed and built in a
 copy of the work tree, build/mutate/tree.
 Exits with status 1 where fewer than 95 % of the C++ or of the Python mutations are killed, and with
 status 2 where mutations no longer apply, do not build, or tests fail without any mutation.
@@ -24,10 +24,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ CPU_LIMIT, CLOCK_LIMIT = 120, 3600
 ERROR = 2
 
 COVERING = "*"  # in place of tests: those that execute the mutation
-SPECIFIC, MOST_TESTS, MOST_SECONDS = 6, 120, 20.0  # of the tests that execute it
+SPECIFIC, SECONDS = 6, 20.0  # of the tests that execute it
 PACKAGE = ROOT / "python" / "lattice_bpd"
 # Python runs this module at its start if its folder is on the path.
 SITE = """
@@ -120,6 +120,9 @@ class Progress:
             f"[{self.done}/{self.total}] {mutation.name}: {result} "
             f"({outcome.seconds:.0f} s; {left / 60:.0f} min left)"
         )
+
+
+Run = Callable[[Sequence[Mutation], Progress], dict[str, Outcome]]
 
 
 def say(text: str) -> None:
@@ -241,7 +244,9 @@ class PytestForks:
         self._process.wait()
 
 
-def run_python(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outcome]:
+def run_python(
+    mutations: Sequence[Mutation], progress: Progress, most_seconds: float = SECONDS
+) -> dict[str, Outcome]:
     """Run the Python mutations."""
     package = importlib.util.find_spec("lattice_bpd")
     if package is None or not (package.origin and PACKAGE in Path(package.origin).parents):
@@ -260,7 +265,7 @@ def run_python(mutations: Sequence[Mutation], progress: Progress) -> dict[str, O
         for mutation in mutations:
             tests, limit = mutation.tests.split(), CPU_LIMIT
             if tests == [COVERING]:
-                tests = choose_tests(mutation, executed)
+                tests = choose_tests(mutation, executed, most_seconds)
                 limit = 20 + int(3 * sum(executed[test].seconds for test in tests))
             outcomes[mutation.name] = (
                 forks.run(tests, mutation, cpu_limit=limit) if tests else Outcome(None, 0)
@@ -291,7 +296,7 @@ def record_executed(paths: Sequence[Path], forks: PytestForks) -> dict[str, Exec
     names += [name for text in texts for name in re.findall(r'^    "(\w+)",$', text, re.MULTILINE)]
     imported = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
     digest = hashlib.sha256()
-    for path in sorted(file for name in packages for file in (PACKAGE / name).rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
     executed: dict[str, Executed] = {}
     (SCRATCH / "executed").mkdir(parents=True, exist_ok=True)
@@ -312,8 +317,10 @@ def record_executed(paths: Sequence[Path], forks: PytestForks) -> dict[str, Exec
     return executed
 
 
-def choose_tests(mutation: Mutation, executed: dict[str, Executed]) -> list[str]:
-    """Tests that execute a mutation, as many as take MOST_SECONDS.
+def choose_tests(
+    mutation: Mutation, executed: dict[str, Executed], most_seconds: float
+) -> list[str]:
+    """Tests that execute a mutation, as many as take so many seconds.
 
     First the most specific ones, which execute least; then those that execute the most lines of the
     package a second that none before executes; then other cases of the same test functions.
@@ -328,21 +335,21 @@ def choose_tests(mutation: Mutation, executed: dict[str, Executed]) -> list[str]
     functions: dict[str, list[str]] = {}
     for name in covering:
         functions.setdefault(name.partition("[")[0], []).append(name)
-    left = [cases.pop(0) for cases in functions.values()]
-    order, left = left[:SPECIFIC], left[SPECIFIC:]
-    seen = set[tuple[str, int]]().union(*(executed[name].lines for name in order))
-    while left and len(order) < MOST_TESTS:
-        rates = {n: len(executed[n].lines - seen) / (executed[n].seconds + 0.05) for n in left}
-        best = max(left, key=lambda name: rates[name])
-        order.append(best)
-        left.remove(best)
-        seen |= executed[best].lines
-    order += [name for cases in zip_longest(*functions.values()) for name in cases if name]
-    chosen, seconds = list[str](), 0.0
-    for name in order[:MOST_TESTS]:
-        if not chosen or seconds + executed[name].seconds <= MOST_SECONDS:
-            chosen.append(name)
-            seconds += executed[name].seconds
+    first = [cases.pop(0) for cases in functions.values()]
+    rest = [name for cases in zip_longest(*functions.values()) for name in cases if name]
+    chosen, seen, left = list[str](), set[tuple[str, int]](), most_seconds
+    while (first or rest) and (left > 0 or not chosen):
+        if not first:
+            name = rest.pop(0)
+        elif len(chosen) < SPECIFIC:
+            name = first.pop(0)
+        else:
+            rates = {n: len(executed[n].lines - seen) / (executed[n].seconds + 0.05) for n in first}
+            name = max(first, key=lambda name: rates[name])
+            first.remove(name)
+        chosen.append(name)
+        seen |= executed[name].lines
+        left -= executed[name].seconds
     return chosen
 
 
@@ -447,12 +454,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Kill rate of the tests' mutations.")
     parser.add_argument("--only", default="", metavar="PATTERN", help="names that match this regex")
     parser.add_argument("--list", type=Path, default=LIST, metavar="FILE", help="other mutations")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="of the tests of a sampled mutation"
+    )
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--cpp", action="store_true", help="C++ mutations alone")
     kinds.add_argument("--python", action="store_true", help="Python mutations alone")
     args = parser.parse_args(argv)
     os.nice(5)
-    runs = {"Python": run_python, "C++": run_cpp}
+    runs: dict[str, Run] = {
+        "Python": partial(run_python, most_seconds=args.seconds),
+        "C++": run_cpp,
+    }
     try:
         selected = load_mutations(args.list.read_text(encoding="utf-8"), args.only)
         if args.cpp or args.python:
