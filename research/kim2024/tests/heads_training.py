@@ -29,7 +29,8 @@ from lattice_bpd_kim2024.rescorer import RescorerJob, run_rescorer_job
 CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.
 CONTEXT.set_forkserver_preload(
-    [f"lattice_bpd.train.{name}.run" for name in ("heads", "block_drafter", "rescorer", "selector")]
+    ["lattice_bpd_kim2024.heads.run", "lattice_bpd_kim2024.rescorer"]
+    + ["lattice_bpd_drafters.block_run", "lattice_bpd_drafters.selector_run"]
     + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
 )
 

@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 
+from replays import check_replay
+
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lattice.lattice_input import LatticeInput
@@ -47,6 +49,12 @@ def from_disk(folder: Path, heads: Any, top_k: int = TOP_K) -> Recording:
     return Recording(read_record(folder).texts)
 
 
+def live(heads: Any) -> Any:
+    """Decodes the prompt of a number with a drafter."""
+    model = DraftingModel(build_target("llama"), heads)
+    return lambda number, drafter: decode(model, PROMPTS[number], drafter, max_new_tokens=COUNT)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
 def test_a_replay_from_disk_is_live_decoding_with_transitions(kind, tmp_path):
     recording = from_disk(tmp_path, PairHeads(**kind))
@@ -55,27 +63,7 @@ def test_a_replay_from_disk_is_live_decoding_with_transitions(kind, tmp_path):
     assert recording.transitions.unary == kind["unary"]
     for name in NAMES:
         for options in (OPTIONS, replace(OPTIONS, top_k=TOP_K, normalization="global")):
-            replayed = recording.replay(STRATEGIES[name], rescorers(), options)
-            for number, prompt in enumerate(PROMPTS):
-                drafter = STRATEGIES[name].make_drafter(
-                    rescorers(), generated("llama")[number], options
-                )
-                live = decode(
-                    DraftingModel(build_target("llama"), PairHeads(**kind)), prompt, drafter,
-                    max_new_tokens=COUNT,
-                )  # fmt: skip
-                mine = replayed.texts == number
-                assert replayed.calls[number] == live.stats.target_calls, (name, options)
-                assert replayed.accepted[mine].tolist() == live.stats.accept_lengths
-                assert replayed.nodes[mine].sum() == live.stats.verified_tokens
-
-
-def test_transitions_decide_what_is_accepted(tmp_path):
-    """The heads' own tokens are favored by transitions alone: without them nothing is accepted."""
-    recording = from_disk(tmp_path, PairHeads(unary="included"))
-    chain = recording.replay(STRATEGIES["p_best_0gram"], Rescorers(), DraftConfig(top_k=TOP_K))
-    bpd = recording.replay(STRATEGIES["bpd"], Rescorers(), DraftConfig(top_k=TOP_K))
-    assert chain.block_efficiency > 1.5 * bpd.block_efficiency
+            check_replay(recording, name, rescorers(), options, live(PairHeads(**kind)))
 
 
 def test_a_record_has_the_numbers_of_the_heads(tmp_path):
@@ -83,7 +71,7 @@ def test_a_record_has_the_numbers_of_the_heads(tmp_path):
     text = recording.texts[1]
     for index in (0, 3):
         tokens = [*PROMPTS[1], *text.output[: index + 1].tolist()]
-        token_ids, scores, start, transitions = (part.numpy() for part in heads._row(tokens))
+        token_ids, scores, start, transitions = heads._row(tokens)
         order = np.argsort(-scores, axis=1)
         assert text.token_ids[index].tolist() == np.take_along_axis(token_ids, order, 1).tolist()
         np.testing.assert_array_equal(text.scores[index], np.take_along_axis(scores, order, 1))
@@ -110,12 +98,7 @@ def test_lattices_without_transitions_keep_their_normalization(tmp_path):
     recording = from_disk(tmp_path, LocalHeads())
     assert recording.transitions is not None
     assert recording.transitions.scores is None
-    replayed = recording.replay(STRATEGIES["tree"], rescorers(), OPTIONS)
-    for number, prompt in enumerate(PROMPTS):
-        drafter = STRATEGIES["tree"].make_drafter(rescorers(), (), OPTIONS)
-        model = DraftingModel(build_target("llama"), LocalHeads())
-        live = decode(model, prompt, drafter, max_new_tokens=COUNT)
-        assert replayed.calls[number] == live.stats.target_calls
+    check_replay(recording, "tree", rescorers(), OPTIONS, live(LocalHeads()))
 
 
 def test_statistics_of_trees_use_the_transitions(tmp_path):

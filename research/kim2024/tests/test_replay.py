@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from replays import check_replay
+
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode
@@ -58,20 +60,11 @@ def recorded(kind: str, stops: tuple[int, ...] = ()):
 @pytest.mark.parametrize("kind", ["trained", "gpt2", "llama", "gemma2"])
 def test_replay_is_live_decoding_call_for_call(kind, name, stops):
     inputs, recording = recorded(kind, stops)
-    strategy = STRATEGIES[name]
-    replayed = recording.replay(strategy, rescorers(), OPTIONS)
-    for number, prompt in enumerate(inputs):
-        output = recording.texts[number].output.tolist()
-        drafter = strategy.make_drafter(rescorers(), output, OPTIONS)
-        live = decode(
-            model_of(kind), prompt, drafter, max_new_tokens=NEW_TOKENS, stop_token_ids=stops
-        )
-        assert live.token_ids == output
-        mine = replayed.texts == number
-        assert replayed.calls[number] == live.stats.target_calls
-        assert replayed.accepted[mine].tolist() == live.stats.accept_lengths
-        assert replayed.nodes[mine].sum() == live.stats.verified_tokens
-    assert replayed.block_efficiency == replayed.tokens.sum() / replayed.calls.sum()
+    ends = {"max_new_tokens": NEW_TOKENS, "stop_token_ids": stops}
+    check_replay(
+        recording, name, rescorers(), OPTIONS,
+        lambda number, drafter: decode(model_of(kind), inputs[number], drafter, **ends),
+    )  # fmt: skip
 
 
 def test_replay_of_some_texts_is_that_of_all():
