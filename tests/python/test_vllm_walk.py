@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -224,6 +225,33 @@ def test_every_n_gram_is_found() -> None:
     assert table.num_probes < 20
 
 
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from lattice_bpd_vllm.lattice_walk import _walk_kernel
+
+kinds = ["*i64", "*fp32", "*i64", "*i32", "*i32", "*i64", "*fp32", "*i32", "*i32", "*fp32", "i32",
+         "fp32", "fp32", "*fp32", "*i32", "*i64"]
+for arch, k, flag in ((80, 1, False), (90, 16, True)):
+    values = (7, k, k, 1024, 4, 1 << 20, 20, flag, flag)
+    names = _walk_kernel.arg_names
+    signature = dict(zip(names, kinds + ["constexpr"] * len(values), strict=True))
+    constants = {(len(kinds) + i,): value for i, value in enumerate(values)}
+    source = ASTSource(_walk_kernel, signature, constants)
+    assert triton.compile(source, target=GPUTarget("cuda", arch, 32)).asm["cubin"]
+"""
+
+
+def test_the_kernel_compiles_for_gpus() -> None:
+    """Triton has the compiler with it; this needs no GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", COMPILE]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_time_of_a_walk(capsys: pytest.CaptureFixture[str]) -> None:
     """Prints milliseconds; scripts/check_gpu.sh runs it."""
@@ -409,3 +437,24 @@ def test_drafts_of_vllm_s_own_walk_have_the_term(
         current[:] = [case]
 
     check_drafts(init, make, tmp_path)
+    check_q(init, make, tmp_path / "a.lm")
+
+
+def check_q(init: Any, make: Any, lm_file: Path) -> None:
+    """The rejection sampler gets the rows with the term that the walk has sampled from."""
+    case = Case(np.random.default_rng(4), 4, 3, LENGTHS)
+    config = config_of(lambda: make(case), lm=str(lm_file))
+    token_ids = torch.tensor(case.token_ids, device=DEVICE)
+    states = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=token_ids))
+    speculator = init(config, torch.device(DEVICE), states)
+    speculator.draft_logits = torch.full((len(token_ids), 3, V), -np.inf, device=DEVICE)
+    speculator._generate_draft(len(case.texts), 0, None, None, None)
+    combined, tokens = case.walk(NGramLM.load(lm_file), alpha=0.5, cache=0.5)
+    q = speculator.draft_logits.cpu().numpy()
+    for number, (row, candidates) in enumerate(zip(case.rows, case.candidates, strict=True)):
+        previous = 0
+        for step in range(3):
+            expected = np.full(V, -np.inf, np.float32)
+            expected[candidates[step]] = combined[number, step, previous]
+            np.testing.assert_array_equal(q[row, step], expected)
+            previous = int(np.flatnonzero(candidates[step] == tokens[number, step])[0])
