@@ -77,11 +77,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 COMMANDS = {
-    "train": ("out.lm", "train {ids} --vocab-size 500 --order 3", 10),
-    "spill": ("out.lm", "train {ids} --vocab-size 500 --order 3 --memory 5M", 8),
-    "prune": ("out.lm", "prune {here}/in.lm --prune-to 8000", 8),
-    "arpa": ("out.arpa", "convert {here}/in.lm", 8),
-    "gzip": ("out.arpa.gz", "convert {here}/in.lm", 6),
+    "train": ("out.lm", "train {ids} --vocab-size 500 --order 3", 6),
+    "spill": ("out.lm", "train {ids} --vocab-size 500 --order 3 --memory 5M", 5),
+    "prune": ("out.lm", "prune {here}/in.lm --prune-to 8000", 4),
+    "arpa": ("out.arpa", "convert {here}/in.lm", 4),
+    "gzip": ("out.arpa.gz", "convert {here}/in.lm", 4),
 }
 
 
