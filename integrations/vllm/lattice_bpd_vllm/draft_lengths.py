@@ -129,7 +129,7 @@ class DraftLengths:
         flat = np.concatenate([*(np.log1p(one.cumsum()) for one in probs), np.empty(0)])
         owners = np.repeat(np.arange(len(probs)), [len(one) for one in probs])
         flat[1:] -= np.where(owners[1:] == owners[:-1], flat[:-1], 0.0)  # what each token adds
-        most = min(len(flat), max(2 * batch.largest, batch.unit))
+        most = min(len(flat), max(2 * batch.largest, batch.unit, count))
         # Stable, so that a prefix precedes what extends it.
         order = np.argsort(-flat, kind="stable")[:most]
         expected = np.ones(most + 1)
@@ -141,14 +141,14 @@ class DraftLengths:
         gain = float(rates[size] / rates[0]) - 1.0
         if gain < _LEAST_GAIN:
             size = 0
-        often = _PLAIN[0] * (1 + batch.num_plain)
+        often = _PLAIN[0] * (1 + min(batch.num_plain, batch.num_drafts))
         is_plain = batch.drafted >= min(max(gain / _TRIAL_SHARE, _PLAIN[0]), often, _PLAIN[1])
         if is_plain:
             size = 0
         elif size == 0 and most:
             retry = min(batch.unit, most)
             loss = float(rates[0] / rates[retry]) - 1.0
-            batch.is_retry = batch.undrafted > max(_RETRY, loss / _TRIAL_SHARE)
+            batch.is_retry = batch.undrafted > max(min(often, _RETRY), loss / _TRIAL_SHARE)
             size = retry if batch.is_retry else 0
         if not is_plain and not with_slots:
             share = own_seconds / float(times[0])
@@ -275,8 +275,8 @@ class WholeDrafts:
 class _StepTimes:
     """Seconds of steps by units of draft tokens.
 
-    Of a size's recent steps a low one counts, and none is slower than larger ones, since
-    interruptions only add time. Between measured sizes and after them times are on a line.
+    Of recent steps a low one counts, and none is slower than larger ones, since interruptions only
+    add time. Sizes of fewer than three steps are on the line of a low slope of all recent drafts.
 
     Args:
         assumed: times of all units, of another number of requests; what drafts add is used until
@@ -289,6 +289,7 @@ class _StepTimes:
     def __init__(self, assumed: npt.NDArray[np.float64] | None = None) -> None:
         self._assumed, self._steps = assumed, 0
         self._recent: dict[int, deque[float]] = {}
+        self._drafts: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT)
         self._last: dict[int, int] = {}
         self.measured: dict[int, float] = {}
         self._table: npt.NDArray[np.float64] | None = np.ones(SIZES[-1] + 1)
@@ -297,10 +298,10 @@ class _StepTimes:
         """Add the time of a step."""
         self._steps += 1
         recent = self._recent.setdefault(units, deque(maxlen=_RECENT))
-        if not recent and 0 in self.measured:  # the first step of a size may be slow
-            seconds = min(seconds, (seconds + float(self.table[units])) / 2)
         recent.append(seconds)
-        self.measured[units] = sorted(recent)[(len(recent) - 1) // 3]
+        self.measured[units] = _low(recent)
+        if units:
+            self._drafts.append((units, seconds))
         self._last[units] = self._steps
         self.forget(_OLD)
         if 0 in self.measured:
@@ -310,23 +311,27 @@ class _StepTimes:
         """Forget drafts of sizes that so many steps did not have."""
         for units in [n for n, last in self._last.items() if n and self._steps - last >= steps]:
             del self.measured[units], self._recent[units], self._last[units]
+        if len(self._last) == (0 in self._last):
+            self._drafts.clear()
 
     @property
     def table(self) -> npt.NDArray[np.float64]:
         """Times of 0 .. SIZES[-1] units; made where it is read, which paused steps do not."""
         if self._table is None:
-            plain, drafts = self.measured[0], sorted(n for n in self.measured if n)
-            units = np.arange(SIZES[-1] + 1.0)
-            table = np.asarray(plain * (1.0 + _PRIOR_SLOPE * units), np.float64)
-            if drafts:
-                longest, times = drafts[-1], [self.measured[n] for n in (0, *drafts)]
-                slope = max(times[-1] - plain, 0.0) / longest
-                table = np.interp(units, [0, *drafts], times)
-                table = table + slope * np.maximum(units - longest, 0.0)
-            elif self._assumed is not None:
+            plain, sizes = self.measured[0], np.arange(SIZES[-1] + 1.0)
+            known = sorted(n for n, recent in self._recent.items() if len(recent) > 2 or not n)
+            slopes = [max(seconds - plain, 0.0) / units for units, seconds in self._drafts]
+            slope = _low(slopes) if slopes else _PRIOR_SLOPE * plain
+            table = np.interp(sizes, known, [self.measured[n] for n in known])
+            table = table + slope * np.maximum(sizes - known[-1], 0.0)
+            if self._assumed is not None and not slopes:
                 table = plain - self._assumed[0] + self._assumed
             self._table = np.minimum.accumulate(table[::-1])[::-1]
         return self._table
+
+
+def _low(times: Sequence[float] | deque[float]) -> float:
+    return sorted(times)[(len(times) - 1) // 3]
 
 
 class _Batch:
@@ -343,11 +348,13 @@ class _Batch:
         units: for each number of draft tokens what `times` keep it as: few sizes, as in the
             library's own loop, since the first step of each is slow. 64 at most, and never between
             0 and 2: a step with drafts is slower than one without, however few they are.
-        largest: draft tokens of the largest step so far; the next one has twice as many at most.
+        largest: draft tokens of the largest step so far; the next one has at most twice as many, or
+            one for each request.
         longest: tokens of the longest draft, lately.
         undrafted: steps since the last draft.
         drafted: steps since the last one without drafts.
         num_plain: steps without drafts.
+        num_drafts: steps with drafts.
         is_retry: whether the last draft is verified to measure again.
         pause: steps to come without a search.
         searches: steps with a search.
@@ -358,7 +365,7 @@ class _Batch:
     def __init__(self, unit: int, num_tokens: int, known: _Batch | None) -> None:
         self.unit, self.is_retry = unit, False
         self.units = 2 * ROUNDED_UP[-(-np.arange(unit * SIZES[-1] // 2 + 1) // unit)]
-        self.undrafted = self.drafted = self.num_plain = self.pause = 0
+        self.undrafted = self.drafted = self.num_plain = self.num_drafts = self.pause = 0
         self.largest = self.searches = 0
         self.value = 0.0
         self.longest, self.gains = float(num_tokens), dict[bool, float]()
@@ -374,6 +381,7 @@ class _Batch:
         self.undrafted = 0 if size else self.undrafted + 1
         self.drafted = self.drafted + 1 if size else 0
         self.num_plain += size == 0
+        self.num_drafts += size > 0
         self.largest = max(self.largest, size)
         if size and self.is_retry:
             self.times.forget(_RETRY)
