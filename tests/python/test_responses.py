@@ -101,6 +101,19 @@ def test_what_prompts_share_is_read_once(
         read.append(ids.numel())
         return read_prompts(target, ids, *args, **options)
 
+    step = generation._Batch._step
+
+    def compare(batch: Any) -> Any:
+        """Before a step the keys of a row are those that the model computes of its whole text."""
+        for row, text in enumerate(batch._texts if kind != "moshi" else ()):  # it has no mask
+            ids, cache = torch.tensor([text.tokens[:-1]]), batch._target.new_cache()
+            batch._target(ids, cache)
+            found = batch._cache.keys[:, row, :, : ids.shape[1]]
+            wanted = torch.cat([layer.keys for layer in cache.layers])
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+        yield from step(batch)
+
+    monkeypatch.setattr(generation._Batch, "_step", compare)
     monkeypatch.setattr(CausalLMTarget, "read_prompts", count)
     head, turns = list(range(20, 50)), random_prompts(3, 9, 1)
     prompts = [head + tail for tail in random_prompts(8, 9, 2)]
