@@ -121,18 +121,6 @@ def test_a_batch_is_equal_to_each_text_alone():
     assert [result.token_ids for result in results] == wanted
 
 
-def test_the_oracle_runs_twice_by_the_same_settings():
-    torch.manual_seed(1)
-    heads = torch.nn.Linear(32, 3 * VOCAB)
-    model = model_with(**SETTINGS["all"])
-    for prompt in prompts():
-        result = generate(
-            model, prompt, "oracle", heads=lambda hidden: heads(hidden).view(-1, 3, VOCAB),
-            max_new_tokens=NEW,
-        )  # fmt: skip
-        assert result.token_ids == plain_continuation(model, prompt)
-
-
 def test_a_generation_config_replaces_the_models():
     model = model_with(eos_token_id=3, repetition_penalty=1.3)
     own = GenerationConfig(repetition_penalty=1.0, no_repeat_ngram_size=2, eos_token_id=[5, 9])

@@ -40,7 +40,7 @@ PROMPT = [1, 2, 3]
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {}, "bpd": {}, "ngram": {"lm": True}, "p_best": {"lm": True}, "tree": {"lm": True},
     "tree alone": {}, "p_best alone": {},
-    "mixture": {}, "oracle": {}, "neural": {"lm": True},
+    "mixture": {}, "neural": {"lm": True},
     "tree at 2": {"temperature": 2.0},
 }  # fmt: skip
 

@@ -131,7 +131,6 @@ def test_tune_files_fit_models_with_fewer_slots_and_greedy_fits_all(tmp_path, mo
         ({"colour": 1}, "unknown fields colour; expected strategy, top_k"),
         ({"version": 2}, "format and version are"),
         ({"strategy": "trie"}, "strategy is 'trie'; did you mean 'tree'? expected one of greedy"),
-        ({"strategy": "oracle"}, "strategy is 'oracle'; expected one of greedy, bpd"),
         ({"top_k": 0}, "top_k is 0; expected 1 or more"),
         ({"max_nodes": "many"}, "max_nodes is 'many'"),
         ({"temperature": 0}, "temperature is 0; expected a finite number above 0"),
