@@ -206,3 +206,15 @@ def test_what_is_no_source_or_no_drafter():
         generate(free, [5], "bpd", heads=SpecDrafterHeads(narrow), max_new_tokens=4)
     with pytest.raises(TypeError, match="expected a SpecDrafter"):
         SpecDrafterHeads(object())
+
+
+@CONFIGS
+def test_padding_of_sources_and_texts_changes_nothing(options):
+    drafter = build(options)
+    source, tokens, starts, hidden = inputs(options)
+    alone = guess(drafter, source, tokens, starts, hidden)
+    wide = torch.cat([source, torch.ones_like(source[:, :2])], dim=1)
+    mask = torch.tensor([[1] * 5 + [0] * 2])
+    long = torch.cat([tokens, torch.zeros_like(tokens)], dim=1)
+    padded = guess(drafter, wide, long, starts, hidden, mask=mask)
+    torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5)
