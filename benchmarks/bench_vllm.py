@@ -4,13 +4,15 @@
     PYTHONPATH=build/vllm-test/packages build/vllm-venv/bin/python benchmarks/bench_vllm.py MODEL
         --drafter examples/smollm2 --loads 1 8 16 --json benchmarks/results/vllm.jsonl
 
-Every method has an engine in a process of its own; they take turns, batch by batch, in random
-order, one at a time. Instruction prompts of the yardstick's test half, greedy, `--tokens` each.
-Printed by load: tokens per call of the model for each request (its prompt's call included),
-tokens/s of wall-clock time, the same relative to plain vLLM on these batches (95 % bootstrap
-interval over batches) and by processor time, the drafter's own time per step, and texts equal to
-those of plain vLLM at load 1. Where texts differ first, plain vLLM is asked for the log
-probabilities there: a difference above `--near-tie` nats is an error and ends the program.
+Every method has an engine in a process of its own; they take turns in random order, one at a time.
+So many requests as the load run at a time; above load 1 a turn is three times as many, and the next
+one takes the place of one that ends, as in a server. Instruction prompts of the yardstick's test
+half, greedy, `--tokens` each. Printed by load: tokens per call of the model for each request (its
+prompt's call included), tokens/s of wall-clock time, the same relative to plain vLLM on these turns
+(95 % bootstrap interval over turns, where there are several) and by processor time, the drafter's
+own time per step, and texts equal to those of plain vLLM at load 1. Where texts differ first, plain
+vLLM is asked for the log probabilities there: a difference above `--near-tie` nats is an error and
+ends the program.
 
 vLLM's `suffix` method needs `pip install --no-deps arctic-inference==0.1.1`.
 """
@@ -37,7 +39,7 @@ os.environ.update(
 PROMPTS = Path(__file__).resolve().parent / "prompts" / "prompts.jsonl"
 OURS = {"method": "custom_class", "model": "lattice_bpd_vllm.LatticeProposer"}
 PLAIN = "plain"
-COUNTS = {1: 18, 8: 24, 16: 32}  # prompts by load
+COUNTS = {1: 18, 8: 48, 16: 48}  # prompts by load
 WARM_UP, LONGEST = 64, 512  # tokens of an answer, of a prompt
 
 
@@ -120,7 +122,8 @@ def _serve(pipe: Any, model: str, settings: dict[str, Any]) -> None:
         counters = getattr(getattr(runner, "drafter", None), "counters", None)
         pipe.send((True, None))
         while True:
-            prompts, tokens, top = pipe.recv()
+            prompts, tokens, top, load = pipe.recv()
+            llm.llm_engine.engine_core.engine_core.scheduler.max_num_running_reqs = load
             params = vllm.SamplingParams(
                 temperature=0, max_tokens=tokens, logprobs=top or None, ignore_eos=bool(top)
             )
@@ -169,14 +172,14 @@ class _Steps:
 def measure(
     engines: dict[str, Engine], prompts: list[list[int]], load: int, tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Each batch by each method."""
+    """Each turn by each method."""
     rng, runs = random.Random(load), {name: [] for name in engines}  # type: ignore[var-annotated]
-    count = COUNTS.get(load, 2 * load)
-    for start in range(0, count, load):
-        batch = prompts[start : start + load]
+    count, size = COUNTS.get(load, 3 * load), 1 if load == 1 else 3 * load
+    for start in range(0, count, size):
+        batch = prompts[start : start + size]
         for name in rng.sample(list(engines), len(engines)):
             time.sleep(0.05)  # threads of the last engine stop waiting for work
-            runs[name].append(engines[name].call(batch, tokens, 0))
+            runs[name].append(engines[name].call(batch, tokens, 0, load))
     return runs
 
 
@@ -196,7 +199,7 @@ def classify(
             continue
         pairs = zip(one, other, strict=False)
         at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-        answer = plain.call([[*prompt, *one[:at]]], 1, 20)["logprobs"][0]
+        answer = plain.call([[*prompt, *one[:at]]], 1, 20, 1)["logprobs"][0]
         chosen = [answer.get(text[at], -np.inf) if at < len(text) else -np.inf
                   for text in (one, other)]  # fmt: skip
         margin = float(max(answer.values()) - min(chosen))
@@ -281,7 +284,7 @@ def main() -> None:
     rows = []
     for engine in engines.values():
         for load in args.loads:  # first steps of a size are slower
-            engine.call(prompts[-load:], WARM_UP, 0)
+            engine.call(prompts[-load:], WARM_UP, 0, load)
     expected: list[list[int]] = []
     for load in args.loads:
         runs = measure(engines, prompts, load, args.tokens)
