@@ -52,9 +52,6 @@ constexpr std::size_t BytesOfBits(std::size_t num_bits) { return (num_bits + 7) 
 
 constexpr std::uint32_t kMaxVocabSize = 1u << 21;
 
-// Whether so many token ids may be those of one tokenizer, padded to another number.
-constexpr bool MayShareIds(std::uint64_t a, std::uint64_t b) { return a <= 2 * b && b <= 2 * a; }
-
 // Throws ValueError where vocab_size is 0 or above 2^21, or a special id lies outside it or two
 // special ids are the same.
 Vocabulary MakeVocabulary(std::uint64_t vocab_size, const SpecialIds& ids);
