@@ -74,23 +74,28 @@ class LatticeDrafter(Drafter):
         self, scheduled_requests: Any, resource_manager: Any | None = None
     ) -> None:
         requests = scheduled_requests.generation_requests
-        drafts = self.steps.propose(len(requests), lambda: self._read(requests))
+        kept = [self._kept(request) for request in requests]
+        drafts = self.steps.propose(kept, lambda: self._read(requests, kept))
         self._rows, start = {}, 0
         for request, draft in zip(requests, drafts, strict=True):
             request.py_draft_tokens = draft
             self._rows[request.request_id] = start, len(draft)
             start += len(draft) + 1
 
-    def _read(self, requests: list[Any]) -> EngineStep:
+    def _kept(self, request: Any) -> list[int]:
+        if request.request_id not in self._rows:  # it is new, and has no row yet
+            return []
+        tokens: list[int] = request.get_tokens(0)
+        return tokens[-request.py_num_accepted_draft_tokens - 1 :]
+
+    def _read(self, requests: list[Any], kept: list[list[int]]) -> EngineStep:
         """Rows are in the order of the last forward, texts in that of the next one."""
         texts = [request.get_tokens(0) for request in requests]
         token_ids = np.zeros((len(texts), MAX_LENGTH), np.int32)
-        kept, states, verified = [], [], []
+        states, verified = [], []
         for request, text, row in zip(requests, texts, token_ids, strict=True):
             row[: len(text)] = text
             start, count = self._rows.get(request.request_id, (0, 0))
-            is_new = request.request_id not in self._rows  # and has no row yet
-            kept.append([] if is_new else text[-request.py_num_accepted_draft_tokens - 1 :])
             states.append(self._hidden[start : start + count + 1])
             verified.append(count)
         names = [str(request.request_id) for request in requests]
