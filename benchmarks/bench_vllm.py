@@ -25,6 +25,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def _serve(pipe: Any, model: str, settings: dict[str, Any]) -> None:
         pipe.send((True, None))
         while True:
             prompts, tokens, top, load = pipe.recv()
-            llm.llm_engine.engine_core.engine_core.scheduler.max_num_running_reqs = load
+            llm.llm_engine.engine_core.engine_core.scheduler.max_num_active_reqs = load
             params = vllm.SamplingParams(
                 temperature=0, max_tokens=tokens, logprobs=top or None, ignore_eos=bool(top)
             )
@@ -148,7 +149,8 @@ def _serve(pipe: Any, model: str, settings: dict[str, Any]) -> None:
                 ]
             pipe.send((True, answer))
     except BaseException as error:
-        pipe.send((False, repr(error)))
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        pipe.send((False, f"{error!r} in {where.filename}, line {where.lineno}"))
 
 
 class _Steps:
