@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -134,7 +135,8 @@ def train_vocabulary_heads(
     heads.attach(model)
     is_known = torch.zeros(vocab_size + 1, dtype=torch.bool)  # the last one for labels of -1
     is_known[heads.token_ids.cpu()] = True
-    distributions = _find_distributions(heads, positions.states)
+    # Not where a checkpoint has the result.
+    distributions = functools.cache(lambda: _find_distributions(heads, positions.states))
     size = min(options.batch_size, count)
     steps = max(1, math.ceil(options.epochs * count / size))
     generator = torch.Generator().manual_seed(0)
@@ -150,7 +152,7 @@ def train_vocabulary_heads(
         with _autocast(model):
             states = heads.draft_states(*_take(heads, positions, batch))
         loss, gradients = _cross_entropy(
-            heads, states.detach().flatten(0, 1), labels, *distributions
+            heads, states.detach().flatten(0, 1), labels, *distributions()
         )
         gradients *= options.num_slots
         states.backward(gradients.view_as(states).to(states.dtype))  # type: ignore[no-untyped-call]
