@@ -180,3 +180,22 @@ def config_of(**options: Any) -> SimpleNamespace:
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
         lora_config=None, kv_transfer_config=None, model_config=model,
     )  # fmt: skip
+
+
+class CandidateSampler:
+    """`CandidateSampler` of runner V2, for greedy requests."""
+
+    def __init__(self, num_reqs: int, num_steps: int, top_k: int, device: Any) -> None:
+        self.num_steps, self.top_k = num_steps, top_k
+        self.scores = torch.empty(num_reqs, num_steps, top_k, device=device)
+
+    def sample(
+        self, candidate_ids: Any, scores: Any, num_reqs: int, sample_pos: Any, idx_mapping: Any,
+        temperature: Any, seeds: Any, draft_tokens: Any, draft_logits: Any, use_fp64: bool,
+    ) -> None:  # fmt: skip
+        for request in range(num_reqs):
+            previous = 0
+            for step in range(self.num_steps):
+                self.scores[request, step] = scores[request, step, previous]
+                previous = int(scores[request, step, previous].argmax())
+                draft_tokens[request, step] = candidate_ids[request, step, previous]

@@ -1,5 +1,5 @@
 """The speculator for vLLM's model runner V2 in a stand-in; `make test-vllm` runs vLLM's own."""
-# ruff: noqa: ARG002, ARG005
+# ruff: noqa: ARG005
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from fake_vllm import VOCAB, config_of, continuation
+from fake_vllm import VOCAB, CandidateSampler, config_of, continuation
 from lattice_bpd import NGramLM
 from lattice_bpd_vllm import runner_v2
 from lattice_bpd_vllm.runner_v2 import MixtureSpeculator, check_seam, finish_before_inputs
@@ -300,22 +300,6 @@ def init(config: Any) -> None: ...
 
 
 # The term in the walk of DFlash2 and LiLiCorr; test_vllm_walk.py has the walk itself
-class CandidateSampler:
-    """vLLM's, for greedy requests."""
-
-    num_steps = 2
-
-    def sample(
-        self, candidate_ids: Any, scores: Any, num_reqs: int, sample_pos: Any, idx_mapping: Any,
-        temperature: Any, seeds: Any, draft_tokens: Any, draft_logits: Any, use_fp64: bool,
-    ) -> None:  # fmt: skip
-        for request in range(num_reqs):
-            previous = 0
-            for step in range(self.num_steps):
-                previous = int(scores[request, step, previous].argmax())
-                draft_tokens[request, step] = candidate_ids[request, step, previous]
-
-
 def speculator_with(sampler: Any, **more: Any) -> Any:
     values = {"draft_logits": None, "enable_adaptive_verification": False, **more}
     return type("DFlash2Speculator", (), {"candidate_sampler": sampler, **values})()
@@ -342,7 +326,7 @@ def test_the_walk_gets_the_texts_and_vllm_the_scores(
     kernel = ModuleType("lattice_bpd_vllm.lattice_walk")
     kernel.DeviceLM, kernel.walk = SimpleNamespace(of=lambda *_: "lm"), walk  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, kernel.__name__, kernel)
-    sampler, states = CandidateSampler(), States()
+    sampler, states = CandidateSampler(2, 2, 3, "cpu"), States()
     speculator = speculator_with(sampler)
     monkeypatch.setattr(
         sys.modules["vllm.v1.worker.gpu.spec_decode"], "init_speculator",
@@ -387,7 +371,7 @@ def test_what_the_walk_cannot_use_is_refused(
     given = {"lm": str(path), **{name: options[name] for name in options if name != "size"}}
     if isinstance(given["lm"], list):
         given["lm"] = [str(path)] * 2
-    speculator = speculator_with(CandidateSampler(), **more)
+    speculator = speculator_with(CandidateSampler(2, 2, 3, "cpu"), **more)
     with pytest.raises(ValueError, match=message):
         runner_v2.add_term(speculator, walk_config(**given), "cpu", States(), "0.33.0")
 

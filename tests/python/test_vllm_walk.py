@@ -1,5 +1,4 @@
 """The walk through lattices on the device; without a GPU in Triton's interpreter."""
-# ruff: noqa: ARG002
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # is read when a kernel is defined
 pytest.importorskip("triton", reason="needs triton, which vLLM's environment has (make test-vllm)")
 
+from fake_vllm import CandidateSampler  # noqa: E402
 from lattice_bpd import NGramLM, rescore_lattice  # noqa: E402
 from lattice_bpd.lattice import LatticeInput  # noqa: E402
 from lattice_bpd_vllm import runner_v2  # noqa: E402
@@ -274,25 +274,6 @@ def test_time_of_a_walk(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # The seam: in a stand-in, and in vLLM's own sources where vLLM is installed
-class Sampler:
-    """`CandidateSampler` of vLLM for greedy requests."""
-
-    def __init__(self, num_reqs: int, num_steps: int, top_k: int, device: Any) -> None:
-        self.num_steps, self.top_k = num_steps, top_k
-        self.scores = torch.empty(num_reqs, num_steps, top_k, device=device)
-
-    def sample(
-        self, candidate_ids: Any, scores: Any, num_reqs: int, sample_pos: Any, idx_mapping: Any,
-        temperature: Any, seeds: Any, draft_tokens: Any, draft_logits: Any, use_fp64: bool,
-    ) -> None:  # fmt: skip
-        for request in range(num_reqs):
-            previous = 0
-            for step in range(self.num_steps):
-                self.scores[request, step] = scores[request, step, previous]
-                previous = int(scores[request, step, previous].argmax())
-                draft_tokens[request, step] = candidate_ids[request, step, previous]
-
-
 class Speculator:
     """`DFlash2Speculator`: its own buffers, and a model that gives candidates and scores."""
 
@@ -386,7 +367,7 @@ def check_drafts(init: Any, make: Any, tmp_path: Path) -> None:
 def test_drafts_of_a_stand_in_have_the_term(seam: Any, tmp_path: Path) -> None:
     def make(case: Case) -> Speculator:
         speculator = Speculator()
-        speculator.fill(case, Sampler)
+        speculator.fill(case, CandidateSampler)
         return speculator
 
     check_drafts(seam.init_speculator, make, tmp_path)
