@@ -79,7 +79,7 @@ def run_jobs(jobs: Sequence[Job], *, forks: bool, limit: int) -> list[Job]:
     """Run them one after another; returns those that failed."""
     if forks:
         os.chdir(ROOT)
-        import_slow_modules(["torch", "transformers"])  # once, not for each test
+        import_slow_modules()  # once, not for each test
     failed = []
     for job in jobs:
         started = time.monotonic()

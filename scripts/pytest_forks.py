@@ -33,7 +33,7 @@ MUTATION = "LATTICE_BPD_MUTATION"  # for subprocesses of tests too
 ALREADY_IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 
 
-def import_slow_modules(names: Sequence[str]) -> None:
+def import_slow_modules(names: Sequence[str] = ("torch", "transformers", "pytest")) -> None:
     """Import what tests used, once for all later forks."""
     for name in names:
         if name not in sys.modules and not name.startswith("torch._inductor"):
@@ -157,7 +157,7 @@ def main() -> None:
     """Answer lines until stdin ends."""
     del sys.path[0]  # the folder of this script
     answers = os.fdopen(os.dup(1), "w")
-    import_slow_modules(["torch", "transformers", "pytest"])
+    import_slow_modules()
     for line in sys.stdin:
         request = json.loads(line)
         json.dump(run_fork(**request), answers)

@@ -1,7 +1,8 @@
 """Sample mutations of Python files: operators, constants, conditions and removed statements.
 
 python scripts/sample_mutations.py --count 200 --seed 1 > sample.txt
-python scripts/mutate.py --list sample.txt"""
+python scripts/mutate.py --list sample.txt
+"""
 
 from __future__ import annotations
 
