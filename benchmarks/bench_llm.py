@@ -10,7 +10,8 @@
 The model is SmolLM2-135M-Instruct (`scripts/fetch_smollm2.py`), the drafter by default the n-gram
 LM of its own text in `examples/smollm2`, without heads.
 
-Each prompt is decoded by all lines in random order, in one process. Printed are tokens per call of
+Each prompt is decoded by all lines in random order, in one process; those of transformers with the
+attention of torch, ours with that of the core (`use_cpu_attention`). Printed are tokens per call of
 the model, tokens/s relative to the engine's own greedy decoding of the same prompts (both with
 95 % bootstrap intervals over prompts), the share of texts equal to greedy's and of positions before
 the first difference, all by kind of prompt; milliseconds a call by stage; and how much of greedy's
@@ -38,6 +39,7 @@ from report import print_table, write_json
 from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.token_ids import count_shared
+from lattice_bpd.verify import use_cpu_attention
 
 DRAFTER = ROOT / "examples" / "smollm2"
 MINUTES, QUICK_MINUTES = 24.0, 3.6  # of decoding
@@ -235,13 +237,16 @@ def main() -> None:
 
     folder = args.model or fetch_model()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval()
+    model, own = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval() for _ in range(2)
+    )
+    use_cpu_attention(own)
     sources = load_sources(args)
     if args.gguf:
         skipped: dict[str, str] = {}
         lines = make_llama_cpp_lines(args.gguf, torch.get_num_threads(), sources.get("lm"))
     else:
-        lines, skipped = make_lines(model, sources, quick=args.quick)
+        lines, skipped = make_lines(model, own, sources, quick=args.quick)
     if args.lines:
         lines = choose(lines, args.lines.split(";"))
     for name, reason in skipped.items():

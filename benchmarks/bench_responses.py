@@ -3,7 +3,8 @@
     python benchmarks/bench_responses.py MODEL [--every 10] [--threads 2]
 
 The prompts are every tenth conversation of benchmarks/prompts/train.jsonl, responses have up to 128
-tokens. The model is loaded in bfloat16, and decodes on the CPU.
+tokens. The model is loaded in bfloat16, and decodes on the CPU, first with torch's attention, then
+with the core's.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lattice_bpd.train.responses.collect import collect_responses
+from lattice_bpd.train.responses.collect import Exchange, collect_responses
 from lattice_bpd.train.responses.prompts import read_chats
 from lattice_bpd.train.responses.store import ResponseStore
+from lattice_bpd.verify import use_cpu_attention
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("model")
@@ -29,10 +31,25 @@ torch.set_num_threads(args.threads)
 model = AutoModelForCausalLM.from_pretrained(args.model, dtype="bfloat16").eval()
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 chats = read_chats(str(Path(__file__).parent / "prompts" / "train.jsonl"))[:: args.every]
-with tempfile.TemporaryDirectory() as folder:
-    store = ResponseStore(Path(folder) / "responses.jsonl", model)
-    start = time.perf_counter()
-    exchanges = collect_responses(model, tokenizer, chats, 128, store)
-    seconds = time.perf_counter() - start
-tokens = sum(len(one.response) for one in exchanges)
-print(f"{len(exchanges)} responses, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.0f}/s")
+
+
+def measure(name: str) -> list[Exchange]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = ResponseStore(Path(folder) / "responses.jsonl", model)
+        start = time.perf_counter()
+        exchanges = collect_responses(model, tokenizer, chats, 128, store)
+        seconds = time.perf_counter() - start
+    tokens = sum(len(one.response) for one in exchanges)
+    print(
+        f"{name}: {len(exchanges)} responses, {tokens} tokens in {seconds:.1f} s: "
+        f"{tokens / seconds:.0f}/s"
+    )
+    return exchanges
+
+
+torchs = measure("attention of torch")
+if use_cpu_attention(model):
+    ours = measure("attention of the core")
+    by_prompt = {tuple(one.prompt): one.response for one in torchs}
+    equal = sum(by_prompt.get(tuple(one.prompt)) == one.response for one in ours)
+    print(f"equal responses: {equal} of {len(ours)}")

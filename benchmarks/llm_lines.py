@@ -105,12 +105,13 @@ class Line:
 
 
 def make_lines(
-    model: Any, sources: dict[str, Any], *, quick: bool
+    model: Any, own: Any, sources: dict[str, Any], *, quick: bool
 ) -> tuple[list[Line], dict[str, str]]:
     """All lines that the sources allow, and why others are left out.
 
     Args:
         model: a causal LM of `transformers`.
+        own: the same with the core's attention, for our lines.
         sources: "lm", "heads", "rescorer", a small causal LM, and "drafter", the folder of a built
             drafter, if there are any.
         quick: fewer of our lines.
@@ -134,9 +135,9 @@ def make_lines(
         elif ours.quick or not quick:
             names = {"rescorer": "lm"}  # what `generate` calls it
             given = {names.get(name, name): sources[name] for name in ours.sources}
-            lines.append(Line(name, _ours(model, ours, given), counts_calls=True))
+            lines.append(Line(name, _ours(own, ours, given), counts_calls=True))
     if "drafter" in sources:
-        built = _built(model, sources["drafter"], sources.get("heads"))
+        built = _built(own, sources["drafter"], sources.get("heads"))
         lines.append(Line(BUILT, built, counts_calls=True))
     return lines, skipped
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -6,6 +7,7 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/draft/chain_batch.h"
+#include "lattice_bpd/verify/attention.h"
 #include "lattice_bpd/verify/call_layout.h"
 #include "lattice_bpd/verify/follow_greedy.h"
 #include "lattice_bpd/verify/move_slots.h"
@@ -217,6 +219,42 @@ std::vector<std::vector<TokenId>> DraftChains(const Lattices& lattices, const Lm
   return FindChainDrafts(batch, Get(lm), flat.view(), options, least_log_prob, threads);
 }
 
+// Address of the first number, and strides of rows, heads and tokens in numbers.
+using Heads = std::array<std::intptr_t, 4>;
+
+HeadsView ToHeads(const Heads& heads) {
+  return {reinterpret_cast<const void*>(heads[0]), heads[1], heads[2], heads[3]};
+}
+
+// Of tensors in memory that the caller keeps; of a mask, none or its address and the strides of
+// rows and queries.
+void AttendOf(const std::array<std::size_t, 6>& shape, bool is_bfloat16, const Heads& query,
+              const Heads& key, const Heads& value,
+              const std::optional<std::array<std::intptr_t, 3>>& mask, bool mask_is_bool,
+              float scale, std::intptr_t out, int threads) {
+  AttentionCall call;
+  call.type = is_bfloat16 ? AttentionType::kBFloat16 : AttentionType::kFloat32;
+  call.rows = shape[0];
+  call.heads = shape[1];
+  call.kv_heads = shape[2];
+  call.queries = shape[3];
+  call.positions = shape[4];
+  call.size = shape[5];
+  call.query = ToHeads(query);
+  call.key = ToHeads(key);
+  call.value = ToHeads(value);
+  if (mask) {
+    call.mask_type = mask_is_bool ? AttentionMask::kBool : AttentionMask::kAdded;
+    call.mask = reinterpret_cast<const void*>((*mask)[0]);
+    call.mask_row_stride = (*mask)[1];
+    call.mask_query_stride = (*mask)[2];
+  }
+  call.scale = scale;
+  call.out = reinterpret_cast<void*>(out);
+  const py::gil_scoped_release release;
+  Attend(call, threads);
+}
+
 using Buffers = std::vector<Array<std::uint8_t>>;
 
 // (layers, batch, heads, positions, bytes).
@@ -312,6 +350,9 @@ void BindVerify(py::module_& m) {
   m.def("draft_chains", &DraftChains, py::arg("lattices").noconvert(), py::arg("lm"),
         py::arg("contexts"), py::arg("max_lengths"), py::arg("alpha"), py::arg("temperature"),
         py::arg("least_log_prob"), py::arg("normalization"), py::arg("threads"));
+  m.def("attend", &AttendOf, py::arg("shape"), py::arg("is_bfloat16"), py::arg("query"),
+        py::arg("key"), py::arg("value"), py::arg("mask"), py::arg("mask_is_bool"),
+        py::arg("scale"), py::arg("out"), py::arg("threads"));
   m.def("tree_extents", &TreeExtents, py::arg("trees"));
   m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
         py::arg("node_rows").noconvert());

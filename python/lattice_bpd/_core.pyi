@@ -9,6 +9,11 @@ import numpy
 import numpy.typing
 import typing
 
+_Int: typing.TypeAlias = typing.SupportsInt | typing.SupportsIndex
+_Float: typing.TypeAlias = typing.SupportsFloat | typing.SupportsIndex
+_Scores: typing.TypeAlias = typing.Annotated[numpy.typing.ArrayLike, numpy.float32]
+_Ids: typing.TypeAlias = typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]
+
 __all__: list[str] = [
     "BackoffLm",
     "CorpusCounter",
@@ -22,6 +27,7 @@ __all__: list[str] = [
     "Vocabulary",
     "additive_masks",
     "ancestor_mask",
+    "attend",
     "backoffs_of_rows",
     "context_probs_of_rows",
     "copy_slots",
@@ -85,10 +91,7 @@ class BackoffLm:
     A backoff n-gram LM over token ids; immutable, safe for threads.
     """
     def log_prob(
-        self,
-        token_id: typing.SupportsInt | typing.SupportsIndex,
-        context: numpy.typing.NDArray[numpy.int32],
-        bos: bool,
+        self, token_id: _Int, context: numpy.typing.NDArray[numpy.int32], bos: bool
     ) -> float: ...
     def save(self, path: str) -> None: ...
     def score(
@@ -134,14 +137,14 @@ class CorpusCounter:
     """
     def __init__(
         self,
-        vocab_size: typing.SupportsInt | typing.SupportsIndex,
-        order: typing.SupportsInt | typing.SupportsIndex,
-        memory: typing.SupportsInt | typing.SupportsIndex,
+        vocab_size: _Int,
+        order: _Int,
+        memory: _Int,
         folder: str,
-        bos_id: typing.SupportsInt | typing.SupportsIndex | None,
-        eos_id: typing.SupportsInt | typing.SupportsIndex | None,
-        unk_id: typing.SupportsInt | typing.SupportsIndex | None,
-        threads: typing.SupportsInt | typing.SupportsIndex,
+        bos_id: _Int | None,
+        eos_id: _Int | None,
+        unk_id: _Int | None,
+        threads: _Int,
     ) -> None: ...
     def add(
         self,
@@ -156,15 +159,13 @@ class CorpusCounter:
         Sequences, tokens with their <s>, runs on disk, and their bytes.
         """
     def save(self, path: str, sources: str) -> None: ...
-    def tables(
-        self, min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ) -> list[typing.Any]: ...
+    def tables(self, min_counts: collections.abc.Sequence[_Int]) -> list[typing.Any]: ...
     def train(
         self,
-        min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        katz_k: typing.SupportsInt | typing.SupportsIndex,
+        min_counts: collections.abc.Sequence[_Int],
+        katz_k: _Int,
         full_count_of_counts: bool,
-        threads: typing.SupportsInt | typing.SupportsIndex,
+        threads: _Int,
         smoothing: str,
         unseen: str,
     ) -> tuple[typing.Any, ...]: ...
@@ -178,12 +179,12 @@ class Mixture:
     """
     def __init__(
         self,
-        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        vocab_size: _Int,
         has_heads: bool,
         lms: collections.abc.Sequence[BackoffLm],
         has_text: bool,
         store: TextStore | None = None,
-        learning_rate: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        learning_rate: _Float = 0.0,
         theta: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None,
     ) -> None: ...
     @property
@@ -195,11 +196,9 @@ class MixtureText:
     """
     def __init__(self, mixture: Mixture) -> None: ...
     def __len__(self) -> int: ...
-    def append(
-        self, token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ) -> None: ...
+    def append(self, token_ids: collections.abc.Sequence[_Int]) -> None: ...
     def distribution_after(
-        self, node: typing.SupportsInt | typing.SupportsIndex
+        self, node: _Int
     ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.float64]]: ...
     def examples(
         self,
@@ -211,13 +210,13 @@ class MixtureText:
     def keep_examples(self) -> None: ...
     def sample(
         self,
-        max_depth: typing.SupportsInt | typing.SupportsIndex,
-        max_nodes: typing.SupportsInt | typing.SupportsIndex,
-        least: typing.SupportsFloat | typing.SupportsIndex,
-        key: typing.SupportsInt | typing.SupportsIndex,
+        max_depth: _Int,
+        max_nodes: _Int,
+        least: _Float,
+        key: _Int,
         token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
-        log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
-        transitions: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+        log_probs: _Scores | None = None,
+        transitions: _Scores | None = None,
     ) -> PrefixTree: ...
     @property
     def theta(self) -> numpy.typing.NDArray[numpy.float64]: ...
@@ -228,49 +227,37 @@ class PrefixTree:
     """
     @staticmethod
     @typing.overload
-    def of_drafts(
-        exact_token: typing.SupportsInt | typing.SupportsIndex,
-        drafts: numpy.typing.NDArray[numpy.int32],
-    ) -> PrefixTree: ...
+    def of_drafts(exact_token: _Int, drafts: numpy.typing.NDArray[numpy.int32]) -> PrefixTree: ...
     @staticmethod
     @typing.overload
-    def of_drafts(
-        exact_token: typing.SupportsInt | typing.SupportsIndex,
-        drafts: numpy.typing.NDArray[numpy.int64],
-    ) -> PrefixTree: ...
+    def of_drafts(exact_token: _Int, drafts: numpy.typing.NDArray[numpy.int64]) -> PrefixTree: ...
     @staticmethod
     @typing.overload
     def of_nodes(
-        exact_token: typing.SupportsInt | typing.SupportsIndex,
+        exact_token: _Int,
         token_ids: numpy.typing.NDArray[numpy.int32],
         parents: numpy.typing.NDArray[numpy.int32],
-        max_depth: typing.SupportsInt | typing.SupportsIndex,
-        log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+        max_depth: _Int,
+        log_probs: _Scores | None = None,
     ) -> PrefixTree: ...
     @staticmethod
     @typing.overload
     def of_nodes(
-        exact_token: typing.SupportsInt | typing.SupportsIndex,
+        exact_token: _Int,
         token_ids: numpy.typing.NDArray[numpy.int64],
         parents: numpy.typing.NDArray[numpy.int64],
-        max_depth: typing.SupportsInt | typing.SupportsIndex,
-        log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+        max_depth: _Int,
+        log_probs: _Scores | None = None,
     ) -> PrefixTree: ...
     @typing.overload
     def __init__(
-        self,
-        token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        self, token_ids: collections.abc.Sequence[_Int], parents: collections.abc.Sequence[_Int]
     ) -> None: ...
     @typing.overload
     def __init__(self, tree: PrefixTree) -> None: ...
     def __len__(self) -> int: ...
-    def child(
-        self,
-        node: typing.SupportsInt | typing.SupportsIndex,
-        token_id: typing.SupportsInt | typing.SupportsIndex,
-    ) -> int: ...
-    def children(self, node: typing.SupportsInt | typing.SupportsIndex) -> list[int]:
+    def child(self, node: _Int, token_id: _Int) -> int: ...
+    def children(self, node: _Int) -> list[int]:
         """
         The children of a node, in the order in which they were proposed.
         """
@@ -282,11 +269,7 @@ class PrefixTree:
         """
         Equal adjacent tokens, and all adjacent tokens, in nodes 0, 1, 2, ..; exact token 7 and draft 7 9 9 4 have 2 of 4.
         """
-    def first_nodes(
-        self,
-        count: typing.SupportsInt | typing.SupportsIndex,
-        max_depth: typing.SupportsInt | typing.SupportsIndex,
-    ) -> PrefixTree: ...
+    def first_nodes(self, count: _Int, max_depth: _Int) -> PrefixTree: ...
     def list_paths(self) -> list[list[int]]:
         """
         The nodes from node 0 to each leaf, sorted by leaf.
@@ -324,19 +307,11 @@ class Sausage:
         scores: numpy.typing.NDArray[numpy.float32],
         transitions: numpy.typing.NDArray[numpy.float32],
     ) -> None: ...
-    def at_temperature(
-        self, temperature: typing.SupportsFloat | typing.SupportsIndex
-    ) -> Sausage: ...
-    def scores(
-        self, slot: typing.SupportsInt | typing.SupportsIndex
-    ) -> numpy.typing.NDArray[numpy.float32]: ...
+    def at_temperature(self, temperature: _Float) -> Sausage: ...
+    def scores(self, slot: _Int) -> numpy.typing.NDArray[numpy.float32]: ...
     def to_fst_bytes(self) -> bytes: ...
-    def token_ids(
-        self, slot: typing.SupportsInt | typing.SupportsIndex
-    ) -> numpy.typing.NDArray[numpy.int32]: ...
-    def transitions(
-        self, slot: typing.SupportsInt | typing.SupportsIndex
-    ) -> numpy.typing.NDArray[numpy.float32]: ...
+    def token_ids(self, slot: _Int) -> numpy.typing.NDArray[numpy.int32]: ...
+    def transitions(self, slot: _Int) -> numpy.typing.NDArray[numpy.float32]: ...
     @property
     def has_transitions(self) -> bool: ...
     @property
@@ -346,7 +321,7 @@ class TextStore:
     """
     The latest texts' n-grams.
     """
-    def __init__(self, max_tokens: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def __init__(self, max_tokens: _Int) -> None: ...
     def add(self, token_ids: numpy.typing.NDArray[numpy.int32]) -> None: ...
     def tokens(self) -> numpy.typing.NDArray[numpy.int32]: ...
     @property
@@ -361,7 +336,7 @@ class TrieAssembler:
     ) -> None: ...
     def add(
         self,
-        length: typing.SupportsInt | typing.SupportsIndex,
+        length: _Int,
         symbols: numpy.typing.NDArray[numpy.uint32],
         log_probs: numpy.typing.NDArray[numpy.float32],
         backoffs: numpy.typing.NDArray[numpy.float32],
@@ -373,11 +348,7 @@ class Vocabulary:
     Token ids and the three special symbols.
     """
     def __init__(
-        self,
-        vocab_size: typing.SupportsInt | typing.SupportsIndex,
-        bos_id: typing.SupportsInt | typing.SupportsIndex | None,
-        eos_id: typing.SupportsInt | typing.SupportsIndex | None,
-        unk_id: typing.SupportsInt | typing.SupportsIndex | None,
+        self, vocab_size: _Int, bos_id: _Int | None, eos_id: _Int | None, unk_id: _Int | None
     ) -> None: ...
     @property
     def bos(self) -> int: ...
@@ -390,19 +361,31 @@ class Vocabulary:
 
 def additive_masks(
     trees: collections.abc.Sequence[PrefixTree],
-    size: typing.SupportsInt | typing.SupportsIndex,
-    width: typing.SupportsInt | typing.SupportsIndex,
-    slots: typing.SupportsInt | typing.SupportsIndex,
-    lowest: typing.SupportsFloat | typing.SupportsIndex,
+    size: _Int,
+    width: _Int,
+    slots: _Int,
+    lowest: _Float,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
 def ancestor_mask(
-    parents: numpy.typing.NDArray[numpy.int32], size: typing.SupportsInt | typing.SupportsIndex
+    parents: numpy.typing.NDArray[numpy.int32], size: _Int
 ) -> numpy.typing.NDArray[numpy.uint8]: ...
+def attend(
+    shape: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(6)"],
+    is_bfloat16: bool,
+    query: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(4)"],
+    key: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(4)"],
+    value: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(4)"],
+    mask: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(3)"] | None,
+    mask_is_bool: bool,
+    scale: _Float,
+    out: _Int,
+    threads: _Int,
+) -> None: ...
 def backoffs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
-    symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
-    log_probs: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.float32]],
+    symbols: collections.abc.Sequence[_Ids],
+    log_probs: collections.abc.Sequence[_Scores],
 ) -> list[typing.Any]:
     """
     For contexts of 1, 2, .. symbols: symbols (N, length) and ln backoff weights (N,).
@@ -411,8 +394,8 @@ def backoffs_of_rows(
 def context_probs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
-    symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
-    log_probs: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.float32]],
+    symbols: collections.abc.Sequence[_Ids],
+    log_probs: collections.abc.Sequence[_Scores],
 ) -> list[typing.Any]:
     """
     p(h) of each row hw.
@@ -420,19 +403,19 @@ def context_probs_of_rows(
 
 def copy_slots(
     from_buffers: list[numpy.typing.NDArray[numpy.uint8]],
-    rows: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    rows: collections.abc.Sequence[_Int],
     to_buffers: list[numpy.typing.NDArray[numpy.uint8]],
-    first_row: typing.SupportsInt | typing.SupportsIndex,
-    start: typing.SupportsInt | typing.SupportsIndex,
-    count: typing.SupportsInt | typing.SupportsIndex,
+    first_row: _Int,
+    start: _Int,
+    count: _Int,
 ) -> None: ...
 def count_into_runs(
     vocabulary: Vocabulary,
     token_ids: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
-    order: typing.SupportsInt | typing.SupportsIndex,
-    num_parts: typing.SupportsInt | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    order: _Int,
+    num_parts: _Int,
+    threads: _Int,
 ) -> list[typing.Any]:
     """
     The records of sequences as a run for each part, b'' where it gets none.
@@ -441,13 +424,13 @@ def count_into_runs(
 def count_ngrams(
     token_ids: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
-    vocab_size: typing.SupportsInt | typing.SupportsIndex,
-    order: typing.SupportsInt | typing.SupportsIndex,
-    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    bos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    eos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    unk_id: typing.SupportsInt | typing.SupportsIndex | None,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    vocab_size: _Int,
+    order: _Int,
+    min_counts: collections.abc.Sequence[_Int],
+    bos_id: _Int | None,
+    eos_id: _Int | None,
+    unk_id: _Int | None,
+    threads: _Int,
     targets: numpy.typing.NDArray[numpy.int32] | None = None,
 ) -> list[typing.Any]:
     """
@@ -461,14 +444,10 @@ def describe_counts(path: str) -> dict[str, typing.Any]:
     """
 
 def describe_katz_violations(
-    order: typing.SupportsInt | typing.SupportsIndex,
-    count_of_counts: typing.Annotated[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(34)"
-    ],
-    used: typing.Annotated[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(34)"
-    ],
-    katz_k: typing.SupportsInt | typing.SupportsIndex,
+    order: _Int,
+    count_of_counts: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(34)"],
+    used: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(34)"],
+    katz_k: _Int,
 ) -> str:
     """
     Warnings about the discounts of an order; empty if none.
@@ -479,19 +458,17 @@ def draft_chains(
     lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
     | list[Sausage],
     lm: BackoffLm | None,
-    contexts: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
-    max_lengths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    temperature: typing.SupportsFloat | typing.SupportsIndex,
-    least_log_prob: typing.SupportsFloat | typing.SupportsIndex,
+    contexts: collections.abc.Sequence[collections.abc.Sequence[_Int]],
+    max_lengths: collections.abc.Sequence[_Int],
+    alpha: _Float,
+    temperature: _Float,
+    least_log_prob: _Float,
     normalization: str,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    threads: _Int,
 ) -> list[list[int]]: ...
 def estimate_rows(
     vocabulary: Vocabulary,
-    symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
+    symbols: collections.abc.Sequence[_Ids],
     counts: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint64]],
     context_counts: collections.abc.Sequence[
         typing.Annotated[numpy.typing.ArrayLike, numpy.uint64]
@@ -499,11 +476,9 @@ def estimate_rows(
     unigram_counts: numpy.typing.NDArray[numpy.uint64],
     unigram_context_counts: numpy.typing.NDArray[numpy.uint64],
     count_of_counts: collections.abc.Sequence[
-        typing.Annotated[
-            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(34)"
-        ]
+        typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(34)"]
     ],
-    katz_k: typing.SupportsInt | typing.SupportsIndex,
+    katz_k: _Int,
     smoothing: str,
     unseen: str,
 ) -> list[typing.Any]:
@@ -515,11 +490,9 @@ def estimate_symbols(
     vocabulary: Vocabulary,
     count: numpy.typing.NDArray[numpy.uint64],
     count_of_counts: collections.abc.Sequence[
-        typing.Annotated[
-            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], "FixedSize(34)"
-        ]
+        typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(34)"]
     ],
-    katz_k: typing.SupportsInt | typing.SupportsIndex,
+    katz_k: _Int,
     smoothing: str,
     unseen: str,
 ) -> numpy.typing.NDArray[numpy.float32]:
@@ -533,7 +506,7 @@ def evaluate_lm(
     offsets: numpy.typing.NDArray[numpy.int64],
     bos: bool,
     eos: bool,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    threads: _Int,
 ) -> tuple[typing.Any, ...]: ...
 def find_chains(
     lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
@@ -542,8 +515,8 @@ def find_chains(
     contexts: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
     bos: bool,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    alpha: _Float,
+    threads: _Int,
     is_walk: bool = False,
     normalization: str = "global",
 ) -> tuple[
@@ -559,9 +532,9 @@ def find_trees(
     contexts: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
     bos: bool,
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    max_nodes: _Int,
+    alpha: _Float,
+    threads: _Int,
     normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
@@ -580,18 +553,15 @@ def follow_greedy(
 def fused_instruction_sets() -> list[str]: ...
 def gate_bins(sources: collections.abc.Sequence[str]) -> tuple[list[int], int]: ...
 def gumbel_noise(
-    key: typing.SupportsInt | typing.SupportsIndex,
-    first_row: typing.SupportsInt | typing.SupportsIndex,
-    token_ids: numpy.typing.NDArray[numpy.int32],
+    key: _Int, first_row: _Int, token_ids: numpy.typing.NDArray[numpy.int32]
 ) -> numpy.typing.NDArray[numpy.float32]: ...
 def interpolate(
     lms: collections.abc.Sequence[BackoffLm],
-    weights: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    weights: collections.abc.Sequence[_Float],
+    threads: _Int,
 ) -> BackoffLm: ...
 def list_runs(
-    runs: collections.abc.Sequence[bytes],
-    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    runs: collections.abc.Sequence[bytes], min_counts: collections.abc.Sequence[_Int]
 ) -> list[typing.Any]:
     """
     For order 2, 3, ..: symbols (N, order), counts (N,), context counts (N,), sorted.
@@ -606,70 +576,56 @@ def merge_runs(runs: collections.abc.Sequence[bytes]) -> bytes:
 
 def move_slots(
     buffers: list[numpy.typing.NDArray[numpy.uint8]],
-    start: typing.SupportsInt | typing.SupportsIndex,
-    sources: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
+    start: _Int,
+    sources: collections.abc.Sequence[collections.abc.Sequence[_Int]],
 ) -> None: ...
 def node_masks(
-    trees: collections.abc.Sequence[PrefixTree], size: typing.SupportsInt | typing.SupportsIndex
+    trees: collections.abc.Sequence[PrefixTree], size: _Int
 ) -> numpy.typing.NDArray[numpy.uint8]: ...
 def pack_token_ids(
-    rows: list[typing.Any], largest: typing.SupportsInt | typing.SupportsIndex
+    rows: list[typing.Any], largest: _Int
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.int64]] | None: ...
-def prune_by_entropy(
-    lm: BackoffLm,
-    theta: typing.SupportsFloat | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> BackoffLm: ...
+def prune_by_entropy(lm: BackoffLm, theta: _Float, threads: _Int) -> BackoffLm: ...
 def prune_by_estimated_count(
-    lm: BackoffLm,
-    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    lm: BackoffLm, min_counts: collections.abc.Sequence[_Int], threads: _Int
 ) -> BackoffLm: ...
 def prune_by_vocabulary(
-    lm: BackoffLm,
-    kept: numpy.typing.NDArray[numpy.int32],
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    lm: BackoffLm, kept: numpy.typing.NDArray[numpy.int32], threads: _Int
 ) -> BackoffLm: ...
-def prune_to_size(
-    lm: BackoffLm,
-    target: typing.SupportsInt | typing.SupportsIndex,
-    threads: typing.SupportsInt | typing.SupportsIndex,
-) -> BackoffLm: ...
-def quantise(lm: BackoffLm, bits: typing.SupportsInt | typing.SupportsIndex) -> BackoffLm: ...
+def prune_to_size(lm: BackoffLm, target: _Int, threads: _Int) -> BackoffLm: ...
+def quantise(lm: BackoffLm, bits: _Int) -> BackoffLm: ...
 def read_acceptor(acceptor: bytes) -> tuple[typing.Any, ...]: ...
 def read_arpa(
     path: str,
-    vocab_size: typing.SupportsInt | typing.SupportsIndex | None,
+    vocab_size: _Int | None,
     words: collections.abc.Sequence[bytes],
-    bos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    eos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    unk_id: typing.SupportsInt | typing.SupportsIndex | None,
+    bos_id: _Int | None,
+    eos_id: _Int | None,
+    unk_id: _Int | None,
 ) -> BackoffLm: ...
 def read_arpa_words(path: str) -> list[bytes]: ...
 def read_lm_fst(
     path: str,
-    vocab_size: typing.SupportsInt | typing.SupportsIndex,
-    bos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    eos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    unk_id: typing.SupportsInt | typing.SupportsIndex | None,
-    failure_label: typing.SupportsInt | typing.SupportsIndex | None,
+    vocab_size: _Int,
+    bos_id: _Int | None,
+    eos_id: _Int | None,
+    unk_id: _Int | None,
+    failure_label: _Int | None,
 ) -> BackoffLm: ...
 def rejection_sample(
     logits: numpy.typing.NDArray[numpy.float32],
     draft_tokens: numpy.typing.NDArray[numpy.int32],
     token_ids: numpy.typing.NDArray[numpy.int32],
     probs: numpy.typing.NDArray[numpy.float64],
-    key: typing.SupportsInt | typing.SupportsIndex,
-    position: typing.SupportsInt | typing.SupportsIndex,
-    lenience: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+    key: _Int,
+    position: _Int,
+    lenience: _Float = 1.0,
 ) -> int: ...
 def removal_costs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
-    symbols: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]],
-    log_probs: collections.abc.Sequence[typing.Annotated[numpy.typing.ArrayLike, numpy.float32]],
+    symbols: collections.abc.Sequence[_Ids],
+    log_probs: collections.abc.Sequence[_Scores],
     context_probs: collections.abc.Sequence[
         typing.Annotated[numpy.typing.ArrayLike, numpy.float64]
     ],
@@ -685,10 +641,10 @@ def rescore(
     contexts: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
     bos: bool,
-    num_drafts: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    num_drafts: _Int,
+    alpha: _Float,
     engine: str,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    threads: _Int,
     normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
@@ -700,8 +656,8 @@ def rescore_fst(
     lm: BackoffLm | None,
     context: numpy.typing.NDArray[numpy.int32],
     bos: bool,
-    num_drafts: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    num_drafts: _Int,
+    alpha: _Float,
     engine: str,
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
@@ -709,14 +665,10 @@ def rescore_fst(
     numpy.typing.NDArray[numpy.int32],
 ]: ...
 def row_inputs(
-    trees: collections.abc.Sequence[PrefixTree],
-    starts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    trees: collections.abc.Sequence[PrefixTree], starts: collections.abc.Sequence[_Int]
 ) -> tuple[typing.Any, ...]: ...
 def sample_token(
-    logits: numpy.typing.NDArray[numpy.float32],
-    scale: typing.SupportsFloat | typing.SupportsIndex,
-    key: typing.SupportsInt | typing.SupportsIndex,
-    position: typing.SupportsInt | typing.SupportsIndex,
+    logits: numpy.typing.NDArray[numpy.float32], scale: _Float, key: _Int, position: _Int
 ) -> int: ...
 def sample_trees(
     lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
@@ -725,15 +677,15 @@ def sample_trees(
     contexts: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
     bos: bool,
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    max_nodes: _Int,
+    alpha: _Float,
     noise: tuple[
         typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
         typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
         bool,
-        typing.SupportsFloat | typing.SupportsIndex,
+        _Float,
     ],
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    threads: _Int,
     normalization: str = "global",
 ) -> tuple[
     numpy.typing.NDArray[numpy.int32],
@@ -751,48 +703,41 @@ def sausages_of(
 ) -> list[Sausage]: ...
 def search_mixtures(
     texts: collections.abc.Sequence[MixtureText],
-    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    max_nodes: typing.SupportsInt | typing.SupportsIndex,
+    max_depths: collections.abc.Sequence[_Int],
+    max_nodes: _Int,
     is_chain: bool = False,
     token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
-    log_probs: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
-    transitions: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+    log_probs: _Scores | None = None,
+    transitions: _Scores | None = None,
     costs: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None,
     allow: typing.Any = None,
-    noise: tuple[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        typing.SupportsFloat | typing.SupportsIndex,
-    ]
+    noise: tuple[collections.abc.Sequence[_Int], collections.abc.Sequence[_Int], _Float]
     | None = None,
-    threads: typing.SupportsInt | typing.SupportsIndex = 1,
+    threads: _Int = 1,
 ) -> list[PrefixTree]: ...
 def search_prefix_trees(
     lattices: tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]
     | list[Sausage],
     lm: BackoffLm | None,
-    contexts: collections.abc.Sequence[
-        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ],
-    max_depths: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    contexts: collections.abc.Sequence[collections.abc.Sequence[_Int]],
+    max_depths: collections.abc.Sequence[_Int],
     kind: str,
-    number: typing.SupportsInt | typing.SupportsIndex,
-    alpha: typing.SupportsFloat | typing.SupportsIndex,
+    number: _Int,
+    alpha: _Float,
     normalization: str,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    threads: _Int,
 ) -> list[PrefixTree]: ...
 def select_top_k(
     logits: numpy.typing.NDArray[typing.Any],
     float_type: str,
-    top_k: typing.SupportsInt | typing.SupportsIndex,
+    top_k: _Int,
     log_softmax: bool,
-    threads: typing.SupportsInt | typing.SupportsIndex = 0,
+    threads: _Int = 0,
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 def set_fused_instruction_set(name: str) -> None: ...
 def set_top_k_instruction_set(name: str) -> None: ...
 def summarise_runs(
-    runs: collections.abc.Sequence[bytes],
-    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    runs: collections.abc.Sequence[bytes], min_counts: collections.abc.Sequence[_Int]
 ) -> tuple[typing.Any, ...]:
     """
     Counts of counts by order; of each symbol: count, context count, n-grams stored after.
@@ -802,15 +747,15 @@ def top_k_instruction_sets() -> list[str]: ...
 def train_ngram(
     token_ids: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
-    vocab_size: typing.SupportsInt | typing.SupportsIndex,
-    order: typing.SupportsInt | typing.SupportsIndex,
-    min_counts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    katz_k: typing.SupportsInt | typing.SupportsIndex,
-    bos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    eos_id: typing.SupportsInt | typing.SupportsIndex | None,
-    unk_id: typing.SupportsInt | typing.SupportsIndex | None,
+    vocab_size: _Int,
+    order: _Int,
+    min_counts: collections.abc.Sequence[_Int],
+    katz_k: _Int,
+    bos_id: _Int | None,
+    eos_id: _Int | None,
+    unk_id: _Int | None,
     full_count_of_counts: bool,
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    threads: _Int,
     smoothing: str,
     unseen: str,
     targets: numpy.typing.NDArray[numpy.int32] | None = None,
@@ -821,17 +766,12 @@ def train_ngram(
 
 def tree_extents(trees: collections.abc.Sequence[PrefixTree]) -> tuple[int, int, int]: ...
 def tree_inputs(
-    trees: collections.abc.Sequence[PrefixTree],
-    starts: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    size: typing.SupportsInt | typing.SupportsIndex,
+    trees: collections.abc.Sequence[PrefixTree], starts: collections.abc.Sequence[_Int], size: _Int
 ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]: ...
 def tune_weights(
     lms: collections.abc.Sequence[BackoffLm],
     token_ids: numpy.typing.NDArray[numpy.int32],
     offsets: numpy.typing.NDArray[numpy.int64],
-    threads: typing.SupportsInt | typing.SupportsIndex,
+    threads: _Int,
 ) -> list[float]: ...
-def use_thread_team(
-    parallel_for: typing.SupportsInt | typing.SupportsIndex,
-    count_threads: typing.SupportsInt | typing.SupportsIndex,
-) -> None: ...
+def use_thread_team(parallel_for: _Int, count_threads: _Int) -> None: ...

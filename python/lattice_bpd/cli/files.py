@@ -191,8 +191,13 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
 
 
 def to_device(model: Any) -> Any:
-    """A model that is to decode, on the GPU if CUDA finds one, else on the CPU."""
-    return model.to("cuda" if require("torch", "torch").cuda.is_available() else "cpu")
+    """A model that is to decode: on the GPU if CUDA finds one, else with the core's attention."""
+    from lattice_bpd.verify import use_cpu_attention
+
+    if require("torch", "torch").cuda.is_available():
+        return model.to("cuda")
+    use_cpu_attention(getattr(model, "base", model))
+    return model
 
 
 def check_vocabulary(

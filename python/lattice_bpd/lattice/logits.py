@@ -199,20 +199,24 @@ def _upload(buffer: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, t
 
 
 @cache
-def use_torch_threads() -> None:
+def use_torch_threads() -> bool:
     """Makes the core's parallel calls run on torch's threads, as many as torch is set to.
 
     For callers whose logits torch has just computed on the CPU. Torch's threads spin for some
     milliseconds after each call, so other threads would share cores with them. Where torch has one
     thread, in forked children, and with a torch before 2.10, which does not offer its threads, the
     core uses threads of its own.
+
+    Returns:
+        Whether torch offers its threads.
     """
     library = ctypes.CDLL(sys.modules["torch"]._C.__file__)  # finds what it was linked with too
     try:
         functions = library.torch_parallel_for, library.torch_get_num_threads
     except AttributeError:
-        return
+        return False
     _core.use_thread_team(*map(_address, functions))
+    return True
 
 
 def _address(function: Any) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.models.model_facts import facts_of
+from lattice_bpd.verify.attention import NAME
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -89,7 +90,7 @@ def find_tree_refusal(target: Any) -> str | None:
 def _try_tree(target: Any, implementation: str) -> str | None:
     """Compare a token that has a sibling in its row with the same token alone."""
     name = type(target.base).__name__
-    if implementation not in ("eager", "sdpa"):
+    if implementation not in ("eager", "sdpa", NAME):
         return (
             f"attention implementation {implementation!r} takes no custom mask; load the model "
             "with attn_implementation='sdpa' or 'eager'"

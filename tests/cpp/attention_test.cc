@@ -1,0 +1,126 @@
+// Attention with every instruction set that runs here, against sums in double precision.
+#include "lattice_bpd/verify/attention.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/base/half.h"
+
+namespace lattice_bpd {
+namespace {
+
+// Numbers as the call reads them, and what they are.
+struct Numbers {
+  Numbers(std::size_t count, AttentionType type, std::mt19937* random)
+      : bits(count), values(count) {
+    std::normal_distribution<float> normal;
+    for (std::size_t i = 0; i < count; ++i) {
+      float x = normal(*random);
+      std::uint32_t word;
+      std::memcpy(&word, &x, sizeof word);
+      bits[i] = static_cast<std::uint16_t>(word >> 16);
+      values[i] = type == AttentionType::kFloat32 ? x : BFloat16ToFloat(bits[i]);
+    }
+    data = type == AttentionType::kFloat32 ? static_cast<const void*>(values.data()) : bits.data();
+  }
+
+  std::vector<std::uint16_t> bits;
+  std::vector<float> values;
+  const void* data;
+};
+
+void CheckAgainstDoubles(AttentionType type, std::size_t heads, std::size_t kv_heads,
+                         std::size_t queries, std::size_t positions, std::size_t size) {
+  const std::size_t rows = 2, group = heads / kv_heads;
+  std::mt19937 random(static_cast<unsigned>(heads * queries + positions));
+  const Numbers query(rows * heads * queries * size, type, &random);
+  const Numbers key(rows * kv_heads * positions * size, type, &random);
+  const Numbers value(rows * kv_heads * positions * size, type, &random);
+  std::vector<std::uint8_t> seen(rows * queries * positions);
+  for (std::size_t i = 0; i < seen.size(); ++i) {  // the first query of row 0 sees nothing
+    seen[i] = i >= positions && i % positions > 1 && random() % 4 != 0;
+  }
+  std::vector<float> out(rows * queries * heads * size, 7.0f);
+  const auto stride = [](std::size_t count) { return static_cast<std::ptrdiff_t>(count); };
+  AttentionCall call;
+  call.type = type;
+  call.rows = rows;
+  call.heads = heads;
+  call.kv_heads = kv_heads;
+  call.queries = queries;
+  call.positions = positions;
+  call.size = size;
+  call.query = {query.data, stride(heads * queries * size), stride(queries * size), stride(size)};
+  call.key = {key.data, stride(kv_heads * positions * size), stride(positions * size),
+              stride(size)};
+  call.value = {value.data, call.key.row_stride, call.key.head_stride, stride(size)};
+  call.mask_type = AttentionMask::kBool;
+  call.mask = seen.data();
+  call.mask_row_stride = stride(queries * positions);
+  call.mask_query_stride = stride(positions);
+  call.scale = 0.3f;
+  call.out = out.data();
+  Attend(call, 2);
+
+  const double tolerance = type == AttentionType::kFloat32 ? 1e-4 : 5e-3;  // bfloat16: 8 bits
+  int differences = 0;
+  for (std::size_t place = 0; place < rows * queries * heads; ++place) {
+    const std::size_t head = place % heads, token = place / heads % queries;
+    const std::size_t row = place / heads / queries;
+    const float* own = query.values.data() + ((row * heads + head) * queries + token) * size;
+    const std::size_t first = (row * kv_heads + head / group) * positions * size;
+    std::vector<double> sums(size, 0.0);
+    double total = 0.0;
+    for (std::size_t p = 0; p < positions; ++p) {
+      if (!seen[(row * queries + token) * positions + p]) continue;
+      double score = 0.0;
+      for (std::size_t d = 0; d < size; ++d) score += own[d] * key.values[first + p * size + d];
+      const double weight = std::exp(score * static_cast<double>(call.scale));
+      total += weight;
+      for (std::size_t d = 0; d < size; ++d) sums[d] += weight * value.values[first + p * size + d];
+    }
+    for (std::size_t d = 0; d < size; ++d) {
+      const double wanted = total > 0.0 ? sums[d] / total : 0.0;
+      const std::size_t i = place * size + d;
+      const auto* halves = reinterpret_cast<const std::uint16_t*>(out.data());
+      const double found = type == AttentionType::kFloat32 ? out[i] : BFloat16ToFloat(halves[i]);
+      const bool is_close = std::abs(found - wanted) <= tolerance * (0.01 + std::abs(wanted));
+      differences += !is_close;
+    }
+  }
+  CHECK(differences == 0);
+}
+
+TEST_CASE("attention is softmax of the positions that are seen, with every instruction set") {
+  for (const std::string& name : AttentionInstructionSets()) {
+    SetAttentionInstructionSet(name);
+    INFO("instruction set ", name);
+    for (const AttentionType type : {AttentionType::kFloat32, AttentionType::kBFloat16}) {
+      CheckAgainstDoubles(type, 6, 2, 1, 37, 64);
+      CheckAgainstDoubles(type, 3, 3, 5, 16, 16);
+      CheckAgainstDoubles(type, 8, 1, 9, 130, 48);
+    }
+  }
+  SetAttentionInstructionSet("");
+}
+
+TEST_CASE("attention refuses heads that do not fit") {
+  AttentionCall call = {};
+  call.heads = 3;
+  call.kv_heads = 2;
+  call.size = 16;
+  CHECK_THROWS_AS(Attend(call, 1), ValueError);
+  call.kv_heads = 3;
+  call.size = 20;
+  CHECK_THROWS_AS(Attend(call, 1), ValueError);
+}
+
+}  // namespace
+}  // namespace lattice_bpd
