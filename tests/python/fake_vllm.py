@@ -16,6 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+from lattice_bpd import DraftConfig
+from lattice_bpd_vllm.files import DrafterParts
+
 VOCAB, SLOTS = 16, 4
 
 
@@ -180,6 +183,46 @@ def config_of(**options: Any) -> SimpleNamespace:
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
         lora_config=None, kv_transfer_config=None, model_config=model,
     )  # fmt: skip
+
+
+class VllmConfig:
+    """As far as options are read; `use_v2_model_runner` is a property of vLLM's."""
+
+    def __init__(
+        self, additional_config: Any, speculative_config: Any = None, is_v2: bool = True
+    ) -> None:
+        self.additional_config, self.speculative_config = additional_config, speculative_config
+        self.use_v2_model_runner = is_v2
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Checks."""
+
+
+def make_proposer(
+    monkeypatch: pytest.MonkeyPatch, draft: str = "argmax", heads: Any = ...,
+    vocab_size: int | None = VOCAB, config: Any = None, **options: Any,
+) -> Any:  # fmt: skip
+    """A `LatticeProposer` on the target, with perfect heads if no others are given."""
+    from lattice_bpd_vllm import proposer
+
+    heads = PerfectHeads() if heads is ... else heads
+    parts = DrafterParts(heads, (), DraftConfig(top_k=4), draft, vocab_size)
+    monkeypatch.setattr(proposer, "load_parts", lambda _: parts)
+    made = proposer.LatticeProposer(config or config_of(**{"log_seconds": 0, **options}))
+    made.load_model(Target())
+    return made
+
+
+def draft_freely(proposer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft as many tokens as there are, whatever they cost."""
+    whole = lambda probs, *_, **__: [len(one) for one in probs]  # noqa: E731
+    monkeypatch.setattr(proposer._drafter._mixture.lengths, "choose", whole)
+
+
+def is_right(one: Request) -> bool:
+    """Whether the text is the target's own."""
+    return one.text == one.prompt + continuation(one.prompt, len(one.text) - len(one.prompt))
 
 
 class CandidateSampler:

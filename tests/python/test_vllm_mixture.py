@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import re
 import statistics
 from pathlib import Path
@@ -18,39 +17,29 @@ pytest.importorskip("torch")
 
 import torch
 
-from fake_vllm import SLOTS, VOCAB, PerfectHeads, Request, Target, config_of, continuation, vllm
-from lattice_bpd import DraftConfig, NGramLM
+from fake_vllm import (
+    SLOTS,
+    VOCAB,
+    PerfectHeads,
+    Request,
+    Target,
+    config_of,
+    draft_freely,
+    is_right,
+    make_proposer,
+    vllm,
+)
+from lattice_bpd import DraftConfig
 from lattice_bpd.build.call_costs import read_costs
 from lattice_bpd.models.heads import VocabularyHeads
-from lattice_bpd_vllm import proposer as module
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
 from lattice_bpd_vllm.draft_lengths import Calibration, DraftLengths
-from lattice_bpd_vllm.files import DrafterParts, load_parts
-from lattice_bpd_vllm.options import DrafterOptions
+from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.proposer import LatticeProposer
 from lattice_bpd_vllm.slot_sources import make_source
 from lattice_bpd_vllm.targets import TargetInfo
 
 __all__ = ["vllm"]  # a fixture
-
-
-def make_proposer(monkeypatch: pytest.MonkeyPatch, heads: Any = None) -> LatticeProposer:
-    parts = DrafterParts(heads, (), DraftConfig("mixture", top_k=4), "mixture", VOCAB)
-    monkeypatch.setattr(module, "load_parts", lambda _: parts)
-    proposer = LatticeProposer(config_of(log_seconds=0, check=True))
-    proposer.load_model(Target())
-    return proposer
-
-
-def draft_freely(proposer: LatticeProposer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft as many tokens as there are, whatever they cost."""
-    lengths = proposer._drafter._mixture.lengths  # type: ignore[union-attr]
-    whole = lambda probs, *_, **__: [len(one) for one in probs]  # noqa: E731
-    monkeypatch.setattr(lengths, "choose", whole)
-
-
-def is_right(one: Request) -> bool:
-    return one.text == one.prompt + continuation(one.prompt, len(one.text) - len(one.prompt))
 
 
 def test_nothing_is_needed_but_the_text(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +73,8 @@ def without_states(observe: Any) -> Any:
 def test_outputs_are_the_target_s(
     with_heads: bool, vllm: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    proposer = make_proposer(monkeypatch, PerfectHeads() if with_heads else None)
+    heads = PerfectHeads() if with_heads else None
+    proposer = make_proposer(monkeypatch, "mixture", heads, check=True)
     draft_freely(proposer, monkeypatch)
     requests = [
         Request(rng.integers(0, VOCAB, size=int(rng.integers(2, 9))).tolist(), max_tokens=40,
@@ -103,7 +93,7 @@ def test_outputs_are_the_target_s(
 
 
 def test_texts_are_those_of_the_requests(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer = make_proposer(monkeypatch)
+    proposer = make_proposer(monkeypatch, "mixture", None, check=True)
     draft_freely(proposer, monkeypatch)
     mixture = proposer._drafter._mixture
     assert mixture is not None
@@ -123,28 +113,6 @@ def test_texts_are_those_of_the_requests(vllm: Any, monkeypatch: pytest.MonkeyPa
     runner.batch = requests[1:2]
     runner.step()
     assert list(texts) == ["1"]
-
-
-def test_invalid_logits_cost_no_drafts_of_the_text(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proposer = make_proposer(monkeypatch, PerfectHeads())
-    draft_freely(proposer, monkeypatch)
-    object.__setattr__(proposer.options, "check", False)
-    proposer._drafter._raises_errors = False
-    requests = [Request([1, 2] * 6), Request([3, 4])]
-    runner = vllm.runner(proposer, requests)
-    read = proposer._drafter.source.read
-
-    def with_invalid(batch: Any, hidden: torch.Tensor) -> Any:
-        logits: Any = read(batch, hidden)
-        logits[0, 2, 3] = torch.nan
-        return logits
-
-    monkeypatch.setattr(proposer._drafter.source, "read", with_invalid)
-    runner.step()
-    assert proposer.counters.failures == 1
-    assert requests[1].drafts[:SLOTS] == continuation(requests[1].text, SLOTS)
 
 
 @torch.inference_mode()
@@ -177,22 +145,31 @@ def test_heads_draft_in_their_own_vocabulary() -> None:
 
 
 # Lengths
+def verify(names: list[str], kept: list[int], verified: list[int] | None) -> EngineStep:
+    empty = np.zeros(0)
+    return EngineStep(
+        [[1] * count for count in kept], empty, empty, empty, [], 0, 0, torch.empty(0), verified,
+        names, names,
+    )  # fmt: skip
+
+
 class Clock:
     """An engine whose steps take `base + slope * draft tokens` seconds."""
 
-    def __init__(self, lengths: DraftLengths, base: float, slope: float, count: int) -> None:
-        self.lengths, self.base, self.slope, self.count = lengths, base, slope, count
+    def __init__(
+        self, base: float, slope: float, count: int, num_tokens: int = 4, *,
+        has_slots: bool = False, may_pause: bool = True,
+    ) -> None:  # fmt: skip
+        self.lengths = DraftLengths(num_tokens, has_slots=has_slots, may_pause=may_pause)
+        self.base, self.slope, self.count = base, slope, count
         self.now, self.sizes, self.sums = 0.0, [0] * count, []  # type: ignore[var-annotated]
 
-    def run(self, steps: int, probs: list[list[float]], own: float = 0.0, slots: Any = None) -> int:
+    def run(self, steps: int, probs: Any, own: float = 0.0, slots: Any = None) -> int:
         """Searches among the steps; `slots` is told whether each was with heads."""
         names, searches = [str(i) for i in range(self.count)], 0
-        arrays = [np.array(one) for one in probs]
+        arrays = [np.asarray(one) for one in probs]
         for _ in range(steps):
-            step = EngineStep(
-                [[1]] * self.count, np.zeros((0, 0)), np.zeros(0), np.zeros(0), [], 0, 0,
-                torch.empty(0), self.sizes if any(self.sizes) else None, names, names,
-            )  # fmt: skip
+            step = verify(names, [1] * self.count, self.sizes if any(self.sizes) else None)
             self.lengths.observe(step, self.now)
             self.sizes = [0] * self.count
             if not self.lengths.is_paused(self.count):
@@ -232,7 +209,7 @@ EVEN, UNEVEN = [[0.9, 0.8, 0.4], [0.5, 0.2, 0.1]], [[0.02], [0.02]]
 def test_drafts_are_as_long_as_pays(others: list[list[float]], slope: float) -> None:
     """Also where one request alone has a long draft, which costs the others time."""
     probs = [*others, [0.95, 0.9, 0.85]]
-    clock = Clock(DraftLengths(3, has_slots=False, may_pause=True), 1.0, slope / 3, 3)
+    clock = Clock(1.0, slope / 3, 3, 3)
     clock.run(600, probs)
     assert int(np.median(clock.sums[-100:])) in best_sums(probs, 1.0, slope / 3)
     # the tokens are those of greatest probability
@@ -244,7 +221,7 @@ def test_drafts_are_as_long_as_pays(others: list[list[float]], slope: float) -> 
 def test_slow_first_steps_do_not_make_drafts_cheap(slope: float, first: float) -> None:
     """Another process takes the processor while steps without drafts are measured."""
     probs = [[0.5, 0.3, 0.2, 0.1]] * 2 + [[0.1, 0.05]] * 2
-    clock = Clock(DraftLengths(8, has_slots=False, may_pause=True), first, slope, 4)
+    clock = Clock(first, slope, 4, 8)
     clock.run(3, probs)
     clock.base, clock.sums = 1.0, []
     clock.run(60, probs)
@@ -255,7 +232,7 @@ def test_slow_first_steps_do_not_make_drafts_cheap(slope: float, first: float) -
 def test_steps_without_drafts_are_measured_while_drafts_pay() -> None:
     """A machine becomes faster, so that drafts no longer pay."""
     probs = [[0.4, 0.3, 0.2, 0.1]] * 3
-    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 4.0, 0.2, 3)
+    clock = Clock(4.0, 0.2, 3)
     clock.run(300, probs)
     assert clock.sums[-1] > 0
     clock.base, clock.sums = 1.0, []
@@ -267,7 +244,7 @@ def test_steps_without_drafts_are_measured_while_drafts_pay() -> None:
 def test_another_number_of_requests_is_not_measured_from_nothing() -> None:
     """As a request ends, what longer drafts cost is known."""
     probs = [[0.4, 0.3, 0.2, 0.1]] * 4
-    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 0.1, 4)
+    clock = Clock(1.0, 0.1, 4)
     clock.run(600, probs)
     clock.count, clock.sizes, clock.sums = 3, [0] * 3, []
     clock.run(30, probs[:3])
@@ -278,24 +255,16 @@ def test_another_number_of_requests_is_not_measured_from_nothing() -> None:
 @pytest.mark.parametrize("slope", [0.1, 0.5])
 def test_where_nothing_pays_time_is_that_of_plain_decoding(slope: float) -> None:
     probs = [[0.5, 0.3, 0.2, 0.1]] * 8
-    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, slope, 8)
+    clock = Clock(1.0, slope, 8)
     clock.run(2000, probs, own=0.02)
     assert clock.now / 2000 < 1.02
 
 
 @pytest.mark.parametrize(("prob", "drafted"), [(0.13, 0), (0.2, 1)])
 def test_a_gain_within_the_errors_of_estimates_is_none(prob: float, drafted: int) -> None:
-    clock = Clock(DraftLengths(1, has_slots=False, may_pause=True), 1.0, 0.1, 1)
+    clock = Clock(1.0, 0.1, 1, 1)
     clock.run(600, [[prob]])  # 1.03 and 1.09 times as many tokens per second with a draft
     assert int(np.median(clock.sums[-100:])) == drafted
-
-
-def verify(names: list[str], kept: list[int], verified: list[int]) -> EngineStep:
-    empty = np.zeros(0)
-    return EngineStep(
-        [[1] * count for count in kept], empty, empty, empty, [], 0, 0, torch.empty(0), verified,
-        names, names,
-    )  # fmt: skip
 
 
 def test_probabilities_are_those_of_what_was_accepted(rng: np.random.Generator) -> None:
@@ -317,19 +286,18 @@ def test_probabilities_are_those_of_what_was_accepted(rng: np.random.Generator) 
 
 
 def test_no_longer_drafts_are_searched_than_twice_those_verified() -> None:
-    lengths = DraftLengths(8, has_slots=False, may_pause=True)
-    assert lengths.max_length(4) == 16
-    clock = Clock(lengths, 1.0, 0.01, 4)
+    clock = Clock(1.0, 0.01, 4, 8)
+    assert clock.lengths.max_length(4) == 16
     clock.run(200, [[0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55]] * 4)
-    assert lengths.max_length(4) >= 16
+    assert clock.lengths.max_length(4) >= 16
     clock.slope = 1.0
     clock.run(1000, [[0.3, 0.1, 0.05, 0.02, 0.01, 0.01, 0.01, 0.01]] * 4)
-    assert lengths.max_length(4) <= 4
+    assert clock.lengths.max_length(4) <= 4
 
 
 def test_sums_of_draft_tokens_are_those_of_the_own_loop() -> None:
     """As many sizes as its trees have, in units: 64 tokens in 32 of two."""
-    clock = Clock(DraftLengths(8, has_slots=False, may_pause=True), 1.0, 0.002, 8)
+    clock = Clock(1.0, 0.002, 8, 8)
     rng = np.random.default_rng(0)
     for _ in range(300):
         clock.run(1, np.sort(rng.random((8, 8)))[:, ::-1].tolist())
@@ -338,11 +306,17 @@ def test_sums_of_draft_tokens_are_those_of_the_own_loop() -> None:
 
 
 def test_step_times_are_a_file_of_build(tmp_path: Path) -> None:
-    """Of the steps of one request, milliseconds by draft tokens; only what was measured."""
-    lengths = DraftLengths(4, has_slots=False, may_pause=True)
-    assert lengths.describe_costs() == ""
-    Clock(lengths, 1.0, 0.02, 1).run(300, [[0.9, 0.8, 0.75, 0.7]])
-    (tmp_path / "costs.json").write_text(lengths.describe_costs())
+    """Of the steps of one request, milliseconds by draft tokens; only what was measured.
+
+    The command of docs/serve.md takes it out of a log.
+    """
+    clock = Clock(1.0, 0.02, 1)
+    assert clock.lengths.describe_costs() == ""
+    clock.run(300, [[0.9, 0.8, 0.75, 0.7]])
+    page = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
+    (pattern,) = re.findall(r"grep -o '(.*)' server.log", page.read_text(encoding="utf-8"))
+    (costs_of_log,) = re.findall(pattern, f"by draft tokens: {clock.lengths.describe_costs()}")
+    (tmp_path / "costs.json").write_text(costs_of_log)
     costs = read_costs(tmp_path / "costs.json")
     assert set(costs) <= {0, 1, 2, 4}
     assert {0, 4} <= set(costs)
@@ -350,46 +324,24 @@ def test_step_times_are_a_file_of_build(tmp_path: Path) -> None:
         assert milliseconds == pytest.approx(1000.0 + 20.0 * size, rel=0.02)
 
 
-def test_the_log_has_the_file_of_build(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What the command of docs/serve.md takes out of the log."""
-    parts = DrafterParts(None, (), DraftConfig("mixture"), "mixture", VOCAB)
-    monkeypatch.setattr(module, "load_parts", lambda _: parts)
-    proposer = LatticeProposer(config_of(log_seconds=1e-9))
-    proposer.load_model(Target())
-    mixture = proposer._drafter._mixture
-    assert mixture is not None
-    assert isinstance(mixture.lengths, DraftLengths)
-    Clock(mixture.lengths, 1.0, 0.02, 1).run(300, [[0.9, 0.8, 0.75, 0.7]])
-    with caplog.at_level(logging.INFO, "vllm.lattice_bpd"):
-        vllm.runner(proposer, [Request([1, 2] * 8)]).step()
-    page = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
-    (pattern,) = re.findall(r"grep -o '(.*)' server.log", page.read_text(encoding="utf-8"))
-    (tmp_path / "costs.json").write_text(re.findall(pattern, caplog.text)[-1])
-    costs = read_costs(tmp_path / "costs.json")
-    assert len(costs) >= 2
-    assert min(costs.values()) > 0.0
-
-
 def test_a_search_that_drafts_nothing_is_followed_by_a_pause() -> None:
-    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 1.0, 1)
+    clock = Clock(1.0, 1.0, 1)
     clock.run(200, [[0.1]])
     assert clock.run(400, [[0.1]], own=0.1) < 60  # each of them is 10 % of a step
-    quick = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 1.0, 1)
+    quick = Clock(1.0, 1.0, 1)
     assert quick.run(50, [[0.1]], own=0.001) == 50  # less than half a percent
-    never = Clock(DraftLengths(4, has_slots=True, may_pause=False), 1.0, 1.0, 1)
+    never = Clock(1.0, 1.0, 1, has_slots=True, may_pause=False)
     assert never.run(100, [[0.1]], own=0.1) == 100
 
 
 def test_searches_that_pay_now_and_then_do_not_pause() -> None:
-    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 0.05, 1)
+    clock = Clock(1.0, 0.05, 1)
     searches = [clock.run(1, [[[0.9, 0.8], [0.05]][i % 2]], own=0.02) for i in range(200)]
     assert sum(searches) > 180
 
 
 def test_paused_steps_are_counted_and_not_read(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer = make_proposer(monkeypatch)
+    proposer = make_proposer(monkeypatch, "mixture", None, check=True)
     runner, reads = vllm.runner(proposer, [Request([1, 2] * 8, max_tokens=40)]), []
     runner.step()
     lengths, read = proposer._drafter._mixture.lengths, proposer._read  # type: ignore[union-attr]
@@ -403,7 +355,7 @@ def test_paused_steps_are_counted_and_not_read(vllm: Any, monkeypatch: pytest.Mo
 
 
 def test_a_slow_first_measurement_is_not_believed_for_ever() -> None:
-    clock = Clock(DraftLengths(4, has_slots=False, may_pause=True), 1.0, 0.9, 1)
+    clock = Clock(1.0, 0.9, 1)
     probs = [[0.8, 0.7, 0.6, 0.5]]
     clock.run(300, probs)  # another process takes the processor while drafts are verified
     assert np.mean(clock.sums[-50:]) < 1.0
@@ -422,12 +374,8 @@ def test_heads_are_read_where_they_pay(cost: float) -> None:
         probs[0][:] = [0.9, 0.8] if with_slots else [0.8, 0.7]
         return cost if with_slots else 0.001
 
-    probs = [[0.8, 0.7]]
-    lengths = DraftLengths(2, has_slots=True, may_pause=True)
-    clock = Clock(lengths, 1.0, 0.05, 1)
-    choose = lengths.choose
-    lengths.choose = lambda _, *a, **k: choose([np.array(probs[0])], *a, **k)  # type: ignore[method-assign]
-    clock.run(500, probs, slots=spend)
+    probs = [np.array([0.8, 0.7])]
+    Clock(1.0, 0.05, 1, 2, has_slots=True).run(500, probs, slots=spend)
     assert (np.mean(reads[-200:]) > 0.9) == (cost == 0.01)
     assert 0 < np.mean(reads[-200:]) < 1  # the other is tried now and then
 
@@ -435,66 +383,20 @@ def test_heads_are_read_where_they_pay(cost: float) -> None:
 def test_steps_with_prompts_are_not_measured() -> None:
     lengths = DraftLengths(4, has_slots=False, may_pause=True)
     added: list[Any] = []
-    lengths._batch(1).times.add = lambda *values: added.append(values)  # type: ignore[method-assign]
-    lengths._batch(2).times.add = lambda *values: added.append(values)  # type: ignore[method-assign]
-
-    def step(kept: list[list[int]], names: list[str], verified: Any = None) -> EngineStep:
-        empty = np.zeros(0)
-        return EngineStep(
-            kept, empty, empty, empty, [], 0, 0, torch.empty(0), verified, names, names
-        )
-
+    for count in (1, 2):
+        lengths._batch(count).times.add = lambda *values: added.append(values)  # type: ignore[method-assign]
+    both = ["a", "b"]
     for one, expected in (
-        (step([[1]], ["a"]), 0),  # the first
-        (step([[1], []], ["a", "b"]), 0),  # the prompt of b is read
-        (step([[1], [2]], ["a", "b"]), 0),  # the rest of it
-        (step([[1, 5], [2]], ["a", "b"], [2, 0]), 1),
-        (step([[1], []], ["a", "b"]), 1),  # b is read again after a preemption
-        (step([[1], [2]], ["a", "b"]), 1),
-        (step([[2]], ["b"]), 2),  # a has ended
+        (verify(["a"], [1], None), 0),  # the first
+        (verify(both, [1, 0], None), 0),  # the prompt of b is read
+        (verify(both, [1, 1], None), 0),  # the rest of it
+        (verify(both, [2, 1], [2, 0]), 1),
+        (verify(both, [1, 0], None), 1),  # b is read again after a preemption
+        (verify(both, [1, 1], None), 1),
+        (verify(["b"], [1], None), 2),  # a has ended
     ):
         lengths.observe(one, 1.0)
         lengths.finish(one, 0.5)
         assert len(added) == expected
     assert [size for size, _ in added] == [4, 0]  # two units for each token
     assert [seconds for _, seconds in added] == [0.5, 0.5]
-
-
-# Files
-@pytest.fixture(scope="module")
-def lm() -> NGramLM:
-    text = np.random.default_rng(0).integers(0, 12, size=4000)
-    return NGramLM.train([text], 3, vocab_size=12, smoothing="witten_bell")
-
-
-def test_sources_are_optional(tmp_path: Path, lm: NGramLM) -> None:
-    assert load_parts(DrafterOptions()) == DrafterParts(
-        None, (), DraftConfig("mixture"), "mixture", None
-    )
-    lm.save(tmp_path / "a.lm")
-    one = load_parts(DrafterOptions(lm=str(tmp_path / "a.lm")))
-    assert ([lm.order for lm in one.lms], one.heads, one.vocab_size) == ([3], None, 12)
-    two = load_parts(DrafterOptions(lm=[str(tmp_path / "a.lm")] * 2))
-    assert [lm.order for lm in two.lms] == [3, 3]
-    text = load_parts(DrafterOptions(lm=str(tmp_path / "a.lm"), sources=["text"]))
-    assert (text.lms, text.heads) == ((), None)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"directory": "/nowhere"}, FileNotFoundError, "directory /nowhere is not there"),
-        ({"heads": "/nowhere"}, FileNotFoundError, "heads /nowhere is not there"),
-        ({"directory": "."}, ValueError, "neither draft heads nor drafter.json"),
-        ({"draft": "chain"}, ValueError, "draft 'chain' needs heads"),
-        ({"sources": ["heads"]}, ValueError, "sources has heads, and neither directory nor"),
-        ({"sources": ["lm", "text"]}, ValueError, "sources has 'lm', and there is none"),
-    ],
-)
-def test_what_is_missing_is_named(
-    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(error, match=message):
-        load_parts(DrafterOptions(**options))

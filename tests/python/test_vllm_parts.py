@@ -1,10 +1,14 @@
-"""The parts of the vLLM plug-in that need no engine: rows, batches, chains, options, files."""
+"""The parts of the vLLM plug-in that need no engine: chains, heads, options, files."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,58 +25,10 @@ from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig, SelectorConfig
 from lattice_bpd_drafters.medusa import MedusaHeads
-from lattice_bpd_vllm.batch import EngineStep, select_requests
 from lattice_bpd_vllm.drafting import LatticeDrafter
-from lattice_bpd_vllm.files import load_parts
+from lattice_bpd_vllm.files import DrafterParts, load_parts
 from lattice_bpd_vllm.head_logits import HeadLogits
-from lattice_bpd_vllm.options import DrafterOptions
-from lattice_bpd_vllm.rows import rows_of_last_tokens
-
-
-def test_without_verification_each_request_has_one_row() -> None:
-    assert rows_of_last_tokens([0, 2], [1, 0, 1], None) == [0, 2]
-    with pytest.raises(ValueError, match="request 0 kept 2 tokens without drafts; expected 1"):
-        rows_of_last_tokens([0], [2], None)
-
-
-@pytest.mark.parametrize("kept", [0, 4])
-def test_more_tokens_than_rows_are_an_error(kept: int) -> None:
-    with pytest.raises(ValueError, match=rf"request 1 kept {kept} tokens .* expected 1\.\.3"):
-        rows_of_last_tokens([1], [1, kept], [0, 2])
-
-
-# Batches
-def step_of(
-    kept: list[list[int]], lengths: list[int], prompts: list[int], limits: list[int | None],
-    most: int,
-) -> EngineStep:  # fmt: skip
-    token_ids = np.arange(100 * len(lengths)).reshape(len(lengths), 100)
-    return EngineStep(
-        kept, token_ids, np.array(lengths), np.array(prompts), limits, 100, most, torch.empty(0),
-        None, [], [],
-    )  # fmt: skip
-
-
-def test_requests_without_tokens_are_left_out() -> None:
-    step = step_of([[5], [], [7, 8]], [4, 6, 2, 9], [3, 6, 1, 8], [None] * 4, 9)
-    batch = select_requests(step, 3, 3)
-    assert batch.requests == [0, 2]
-    assert batch.contexts == [[1, 2, 3], [200, 201]]
-    assert batch.max_lengths == [3, 3]
-    assert batch.exact_tokens == [3, 201]
-    assert select_requests(step, 0, 3).requests == []
-    assert select_requests(step._replace(max_draft_tokens=2), 3, 3).max_lengths == [2, 2]
-    assert select_requests(step._replace(max_draft_tokens=0), 3, 3).requests == []
-
-
-def test_drafts_end_before_every_limit() -> None:
-    step = step_of(
-        [[1]] * 7, [10, 10, 10, 10, 99, 98, 10], [8, 8, 8, 8, 1, 1, 8],
-        [20, 5, 3, None, None, 500, 0], 8,
-    )  # fmt: skip
-    batch = select_requests(step, 8, 3)
-    # one token is always kept besides the draft: 20 - 2 - 1, 5 - 2 - 1, .., 100 - 98 - 1
-    assert dict(zip(batch.requests, batch.max_lengths, strict=True)) == {0: 8, 1: 2, 3: 8, 5: 1}
+from lattice_bpd_vllm.options import UNUSED, DrafterOptions
 
 
 # Chains
@@ -80,48 +36,6 @@ def test_drafts_end_before_every_limit() -> None:
 def lm() -> NGramLM:
     text = np.random.default_rng(0).integers(0, 12, size=4000)
     return NGramLM.train([text], 3, vocab_size=12, smoothing="witten_bell")
-
-
-def prefix_masses(
-    logits: np.ndarray, context: list[int], lm: NGramLM | None, config: DraftConfig
-) -> dict[tuple[int, ...], float]:
-    """Probabilities of all prefixes of the lattice's paths, by enumeration."""
-    slots = [np.argsort(-row, kind="stable")[: config.top_k].tolist() for row in logits]
-    paths = list(itertools.product(*slots))
-    scores = []
-    for path in paths:
-        score = sum(float(row[token]) for row, token in zip(logits, path, strict=True))
-        if lm is not None:
-            score += config.alpha * sum(
-                lm.log_prob(token, [*context, *path[:depth]]) for depth, token in enumerate(path)
-            )
-        scores.append(score / config.temperature)
-    weights = np.exp(np.array(scores) - max(scores))
-    weights /= weights.sum()
-    masses: dict[tuple[int, ...], float] = {}
-    for path, weight in zip(paths, weights, strict=True):
-        for depth in range(1, len(path) + 1):
-            masses[path[:depth]] = masses.get(path[:depth], 0.0) + float(weight)
-    return masses
-
-
-@pytest.mark.parametrize("with_lm", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_chains_have_the_greatest_expected_accept_length(
-    seed: int, with_lm: bool, lm: NGramLM, rng: np.random.Generator
-) -> None:
-    config = DraftConfig("chain", top_k=3, alpha=0.7, temperature=1.5)
-    model = lm if with_lm else None
-    logits = rng.normal(size=(5, 4, 12)).astype(np.float32) * 2
-    contexts = rng.integers(0, 12, size=(5, 2)).tolist()
-    whole = LatticeDrafter(model, config, "chain").propose(logits, contexts, [4] * 5)
-    for row, context, chain in zip(logits, contexts, whole, strict=True):
-        masses = prefix_masses(row, context, model, config)
-        prefixes = {
-            path: [masses[path[: n + 1]] for n in range(4)] for path in masses if len(path) == 4
-        }
-        best = max(prefixes, key=lambda path: sum(prefixes[path]))
-        assert tuple(chain) == best
 
 
 def test_best_path_and_argmax(lm: NGramLM, rng: np.random.Generator) -> None:
@@ -160,71 +74,45 @@ def test_masked_slots_end_drafts(draft: str, lm: NGramLM) -> None:
 
 
 # Heads
-def test_heads_share_the_output_embedding() -> None:
+def test_heads_have_the_logits_of_the_library() -> None:
     torch.manual_seed(0)
-    heads, embedding = BlockwiseHeads(8, 4), torch.nn.Linear(8, 12, bias=False)
+    heads, own, embedding = BlockwiseHeads(8, 4), MedusaHeads(8, 12, 3), torch.nn.Linear(8, 12)
     torch.nn.init.normal_(heads.outer_weight)
+    torch.nn.init.normal_(own.output_weight)
     hidden = torch.randn(5, 8)
     with torch.inference_mode():
-        expected = embedding(heads(hidden))
-        every = HeadLogits(heads, embedding, 8)(hidden, [0] * 5)
-        two = HeadLogits(heads, embedding, 2)(hidden, [0] * 5)
-        nothing = HeadLogits(heads, lambda _: None, 8)(hidden, [0] * 5)
-    assert every is not None
-    assert two is not None
-    torch.testing.assert_close(every, expected)
-    torch.testing.assert_close(two, expected[:, :2])
-    assert nothing is None
-
-
-def test_medusa_heads_have_logits_of_their_own() -> None:
-    heads = MedusaHeads(8, 12, 3)
-    torch.nn.init.normal_(heads.output_weight)
-    hidden = torch.randn(2, 8)
-    logits = HeadLogits(heads, lambda _: None, 2)(hidden, [0, 1])
-    assert logits is not None
-    torch.testing.assert_close(logits, heads(hidden)[:, :2])
+        for source, expected in ((heads, embedding(heads(hidden))), (own, own(hidden))):
+            found = HeadLogits(source, embedding, 2)(hidden, [0] * 5)
+            torch.testing.assert_close(found, expected[:, :2])
+        assert HeadLogits(heads, lambda _: None, 8)(hidden, [0] * 5) is None
 
 
 # Options
-def test_options_come_from_json() -> None:
-    options = DrafterOptions.from_mapping({"directory": "d", "lm": ["a", "b"], "draft": "mixture"})
-    assert (options.directory, options.lm, options.threads) == ("d", ["a", "b"], 0)
-    assert DrafterOptions.from_mapping({}) == DrafterOptions()
-
-
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
         (None, TypeError, "options are None; expected an object"),
         ({"directry": "d"}, TypeError, "'directry'; did you mean 'directory'"),
         ({"directory": 3}, TypeError, "directory is 3; expected a string"),
-        ({"directory": "d", "check": 1}, TypeError, "check is 1; expected true or false"),
-        ({"directory": "d", "threads": True}, TypeError, "threads is True"),
+        ({"check": 1}, TypeError, "check is 1; expected true or false"),
+        ({"threads": True}, TypeError, "threads is True"),
         ({"lm": 3}, TypeError, "lm is 3; expected a file, or a list of files"),
         ({"sources": "text"}, TypeError, "sources is 'text'; expected a list of strings"),
         ({"sources": []}, ValueError, "sources has none; expected of heads, lm, text"),
         ({"sources": ["store"]}, ValueError, "sources has 'store'; expected of heads, lm, text"),
-        ({"directory": "d", "threads": None}, TypeError, "threads is None; expected a whole"),
-        ({"directory": "d", "log_seconds": None}, TypeError, "log_seconds is None; expected a"),
-        ({"directory": "d", "threads": -1}, ValueError, "threads is -1"),
+        ({"log_seconds": None}, TypeError, "log_seconds is None; expected a"),
+        ({"log_seconds": math.inf}, ValueError, "log_seconds inf"),
+        ({"draft": "tree"}, ValueError, "expected one of mixture, chain, best, argmax"),
         (
-            {"directory": "d", "draft": "tree"},
+            {"store": "", "store_tokens": 10},
             ValueError,
-            "expected one of mixture, chain, best, argmax",
+            "store_tokens is 10; expected 1000",
         ),
-        ({"directory": "d", "log_seconds": math.inf}, ValueError, "log_seconds inf"),
     ],
 )
 def test_wrong_options_are_named(values: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DrafterOptions.from_mapping(values)
-
-
-def test_null_is_the_value_of_drafter_json() -> None:
-    names = ("heads", "lm", "draft", "top_k", "alpha", "temperature", "sources")
-    options = DrafterOptions.from_mapping({"directory": "d", **dict.fromkeys(names)})
-    assert options == DrafterOptions("d")
 
 
 # Files
@@ -250,18 +138,22 @@ def test_a_folder_is_a_drafter(folder: Path) -> None:
     assert (parts.config.alpha, parts.config.temperature) == (0.3, 2.0)
     assert [lm.order for lm in parts.lms] == [3]
 
-
-@pytest.mark.parametrize(
-    ("strategy", "draft"), [("bpd", "argmax"), ("p_best", "best"), ("tree", "chain")]
-)
-def test_the_strategy_names_the_draft(folder: Path, strategy: str, draft: str) -> None:
-    change(folder, strategy=strategy)
-    assert load_parts(DrafterOptions(str(folder))).draft == draft
+    alone = load_parts(DrafterOptions(heads=str(folder)))
+    assert (alone.draft, alone.lms, alone.vocab_size) == ("mixture", (), 12)
+    for strategy, draft in (("bpd", "argmax"), ("p_best", "best"), ("tree", "chain")):
+        change(folder, strategy=strategy)
+        assert load_parts(DrafterOptions(str(folder))).draft == draft
 
 
-def test_heads_alone_are_a_drafter(folder: Path) -> None:
-    parts = load_parts(DrafterOptions(heads=str(folder)))
-    assert (parts.draft, parts.lms, parts.vocab_size) == ("mixture", (), 12)
+def test_sources_are_optional(folder: Path) -> None:
+    nothing = DrafterParts(None, (), DraftConfig("mixture"), "mixture", None)
+    assert load_parts(DrafterOptions()) == nothing
+    lm = str(folder / "four.lm")
+    for given, orders in ((lm, [3]), ([lm, lm], [3, 3])):
+        parts = load_parts(DrafterOptions(lm=given))
+        assert ([one.order for one in parts.lms], parts.heads, parts.vocab_size) == (
+            orders, None, 12,
+        )  # fmt: skip
 
 
 def test_a_drafter_that_does_not_pay_is_refused(folder: Path) -> None:
@@ -271,25 +163,56 @@ def test_a_drafter_that_does_not_pay_is_refused(folder: Path) -> None:
     assert load_parts(DrafterOptions(str(folder), draft="best")).draft == "best"
 
 
-@pytest.mark.parametrize(
-    ("draft", "name", "value", "used"),
-    [
-        ("best", "temperature", 2.0, "'chain'"), ("argmax", "temperature", 2.0, "'chain'"),
-        ("mixture", "temperature", 2.0, "'chain'"), ("mixture", "alpha", 0.5, "'chain' or 'best'"),
-        ("argmax", "alpha", 0.5, "'chain' or 'best'"),
-        ("argmax", "top_k", 4, "'mixture' or 'chain' or 'best'"),
-        ("argmax", "lm", "four.lm", "'mixture' or 'chain' or 'best'"),
-        ("chain", "sources", ("text",), "'mixture'"),
-    ],
-)  # fmt: skip
-def test_options_that_a_draft_form_does_not_use_are_refused(
-    folder: Path, draft: str, name: str, value: Any, used: str
+VALUES: dict[str, Any] = {
+    "heads": ".", "lm": "four.lm", "sources": ["heads", "lm"], "store": "", "store_tokens": 2000,
+    "top_k": 3, "alpha": 0.3, "temperature": 2.0, "threads": 1, "log_seconds": 1.0, "check": True,
+}  # fmt: skip
+USED = {
+    "mixture": {"heads", "lm", "sources", "store", "store_tokens", "top_k"},
+    "chain": {"heads", "lm", "top_k", "alpha", "temperature"},
+    "best": {"heads", "lm", "top_k", "alpha"},
+    "argmax": {"heads"},
+}
+
+
+@pytest.mark.parametrize("draft", USED)
+@pytest.mark.parametrize("name", VALUES)
+def test_each_option_is_used_or_refused(
+    draft: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {name: value}
-    with pytest.raises(ValueError, match=f"{name} is for draft {used}, not '{draft}'"):
-        load_parts(DrafterOptions(str(folder), draft=draft, **given))
-    given[name] = None  # not given
-    load_parts(DrafterOptions(str(folder), draft=draft, **given))
+    """Each of `DrafterOptions` with each draft form."""
+    monkeypatch.chdir(folder)
+    assert {*VALUES, "directory", "draft"} == {one.name for one in fields(DrafterOptions)}
+    given = {name: VALUES[name], **({"store": ""} if name == "store_tokens" else {})}
+    is_used = name in USED[draft] | {"threads", "log_seconds", "check"}
+    expected = pytest.raises(ValueError, match="is given, which is for draft '")
+    with nullcontext() if is_used else expected:
+        load_parts(DrafterOptions(".", draft=draft, **given))
+    if name in UNUSED[draft]:
+        load_parts(DrafterOptions(".", draft=draft, **{name: None}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lm": "four.lm", "sources": ["text"]}, "lm is given, and sources has no 'lm'"),
+        ({"heads": ".", "sources": ["lm", "text"]}, "heads is given, and sources has no 'heads'"),
+        ({"top_k": 3}, "top_k is given, and there are no heads"),
+        ({"store_tokens": 5000}, "store_tokens is given, without the option store"),
+        ({"directory": "/nowhere"}, "directory /nowhere is not there"),
+        ({"heads": "/nowhere"}, "heads /nowhere is not there"),
+        ({"directory": "/"}, "neither draft heads nor drafter.json"),
+        ({"draft": "chain"}, "draft 'chain' needs heads"),
+        ({"sources": ["heads"]}, "sources has heads, and neither directory nor"),
+        ({"sources": ["lm", "text"]}, "sources has 'lm', and there is none"),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(
+    given: dict[str, Any], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_parts(DrafterOptions(**given))
 
 
 def test_argmax_reads_no_lm(folder: Path) -> None:
@@ -306,6 +229,27 @@ def test_parts_that_do_not_fit_are_refused(folder: Path) -> None:
     change(folder, num_slots=3, vocab_size=12)
     with pytest.raises(ValueError, match="is for 3 slots, the heads have 4"):
         load_parts(DrafterOptions(str(folder)))
+
+
+ENGINE_FREE = (
+    "batch", "block_lattices", "counters", "draft_lengths", "drafting", "files", "head_logits",
+    "mixture_chains", "options", "request_texts", "rows", "served_texts", "slot_sources",
+    "step_drafter", "targets",
+)  # fmt: skip
+
+
+def test_modules_of_other_engines_need_neither_vllm_nor_its_runner() -> None:
+    code = (
+        "import importlib, sys\n"
+        "sys.modules['vllm'] = None\n"
+        f"for name in {ENGINE_FREE}: importlib.import_module('lattice_bpd_vllm.' + name)\n"
+        "print(sorted(one for one in sys.modules if one.startswith('lattice_bpd_vllm.')))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+    assert result.stdout.strip() == str([f"lattice_bpd_vllm.{name}" for name in ENGINE_FREE])
 
 
 def test_block_drafters_are_drafters(folder: Path, tmp_path_factory: Any) -> None:

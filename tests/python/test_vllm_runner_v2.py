@@ -16,9 +16,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from fake_vllm import VOCAB, CandidateSampler, config_of, continuation
+from fake_vllm import VOCAB, CandidateSampler, VllmConfig, config_of, continuation
 from lattice_bpd import NGramLM
-from lattice_bpd_vllm import runner_v2
+from lattice_bpd_vllm import runner_v2, support
 from lattice_bpd_vllm.runner_v2 import MixtureSpeculator, check_seam, finish_before_inputs
 
 LENGTH, ROWS, POSITIONS = 3, 4, 64
@@ -252,6 +252,7 @@ def seam(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     made = {}
     for name, values in {
         "vllm": {"__version__": "0.33.0+cpu"},
+        "vllm.config": {"VllmConfig": type("VllmConfig", (VllmConfig,), {})},
         "vllm.v1.worker.gpu.spec_decode": {"init_speculator": init_speculator},
         "vllm.v1.worker.gpu.spec_decode.speculator": {"BaseSpeculator": Base},
         "vllm.v1.worker.gpu.model_runner": {
@@ -352,8 +353,14 @@ def test_the_walk_gets_the_texts_and_vllm_the_scores(
 @pytest.mark.parametrize(
     ("options", "more", "message"),
     [
-        ({"top_k": 4}, {}, "top_k is given; with DFlash2Speculator expected of lm or directory"),
+        ({"top_k": 4}, {}, "top_k is given, with DFlash2Speculator expected of lm or directory"),
         ({"draft": "chain"}, {}, "draft is given"),
+        ({"heads": "."}, {}, "heads is given"),
+        ({"store": ""}, {}, "store is given"),
+        ({"temperature": 2.0}, {}, "temperature is given"),
+        ({"threads": 1}, {}, "threads is given"),
+        ({"log_seconds": 1.0}, {}, "log_seconds is given"),
+        ({"check": True}, {}, "check is given"),
         ({"sources": ["text"]}, {}, r"sources is \['text'\]"),
         ({"sources": ["lm", "heads"]}, {}, r"sources is \['lm', 'heads'\]"),
         ({"lm": None}, {}, "sources has 'lm', and there is none"),
@@ -383,3 +390,43 @@ def test_other_drafters_and_other_releases_are_refused(lm_file: str) -> None:
     other = type("New", (), {"sample": lambda self, ids: None})
     with pytest.raises(ImportError, match=r"has the parameters \(self, ids\); expected \(self, "):
         runner_v2.add_term(speculator_with(other()), *arguments)
+
+
+# Options that nothing reads
+OURS, OTHER = "lattice_bpd_vllm.LatticeProposer", "mine.Proposer"
+METHODS = (  # of 0.32 and 0.33; several mtp
+    "ngram", "ngram_gpu", "medusa", "mlp_speculator", "draft_model", "suffix", "custom_class",
+    "eagle", "eagle3", "extract_hidden_states", "mtp", "deepseek_mtp", "dflash", "dspark",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+@pytest.mark.parametrize("method", [*METHODS, None])
+def test_options_that_no_drafter_of_ours_reads_are_logged(
+    method: str | None, is_v2: bool, seam: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner_v2.register()
+    runner_v2.register()
+    kind: Any = sys.modules["vllm.config"].VllmConfig  # type: ignore[attr-defined]
+    support._warn_once.cache_clear()
+    speculative = None if method is None else SimpleNamespace(method=method, model=OURS)
+    is_used = method == "custom_class" or (is_v2 and method in ("ngram", "ngram_gpu", "dflash"))
+    for _ in range(2):  # vLLM copies it
+        kind({"lattice_bpd": {}, "gdn_prefill_backend": "triton"}, speculative, is_v2)
+    kind({}, speculative, is_v2)
+    assert len(caplog.records) == (0 if is_used else 1)
+    assert is_used or 'ignored; expected --speculative-config \'{"method": "custom_class"' in (
+        caplog.text
+    )
+    assert is_used or (repr(method) if method else "no --speculative-config") in caplog.text
+    kind({"lattice_bpd": {}}, SimpleNamespace(method="custom_class", model=OTHER), is_v2)
+    assert "custom_class is mine.Proposer" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["lattice-bpd", "latice_bpd", "Lattice_BPD", "lm", "directory"])
+def test_options_at_a_wrong_place_are_logged(name: str) -> None:
+    for others in ({}, {"lattice_bpd": {}}):
+        config = VllmConfig({name: {}, **others}, SimpleNamespace(method="ngram"))
+        (line,) = support.unused_options(config)
+        assert f'has {name!r}, which is not read; expected options in {{"lattice_bpd"' in line
+    assert support.unused_options(VllmConfig(object())) == []

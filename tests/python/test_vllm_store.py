@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fake_vllm import VOCAB, Request, Target, config_of, continuation, vllm
-from lattice_bpd_vllm.options import DrafterOptions
+from fake_vllm import VOCAB, Request, Target, config_of, draft_freely, is_right, vllm
 from lattice_bpd_vllm.proposer import LatticeProposer
 from lattice_bpd_vllm.served_texts import ServedTexts
 
@@ -26,9 +25,7 @@ def make_proposer(monkeypatch: pytest.MonkeyPatch, **options: Any) -> LatticePro
     config.additional_config = {"lattice_bpd": {"log_seconds": 0, **options}}
     proposer = LatticeProposer(config)
     proposer.load_model(Target())
-    lengths = proposer._drafter._mixture.lengths  # type: ignore[union-attr]
-    whole = lambda probs, *_, **__: [len(one) for one in probs]  # noqa: E731
-    monkeypatch.setattr(lengths, "choose", whole)
+    draft_freely(proposer, monkeypatch)
     return proposer
 
 
@@ -55,30 +52,20 @@ def serve(
     return request, steps
 
 
-def test_a_text_that_was_served_is_drafted(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_draft_from_their_own_texts(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = make_proposer(monkeypatch)
-    with_store = make_proposer(monkeypatch, store="")
-    for proposer in (plain, with_store):
-        first, steps = serve(vllm, proposer)
-        second, again = serve(vllm, proposer)
-        expected = continuation(PROMPT, len(first.text) - len(PROMPT))
-        assert first.text == PROMPT + expected
-        assert second.text == PROMPT + continuation(PROMPT, len(second.text) - len(PROMPT))
-        if proposer is plain:
-            assert again == steps
-        else:
-            assert again < steps / 2  # 4 draft tokens of each step are right
-    assert with_store.counters.failures == 0
-
-
-def test_tenants_do_not_share_texts(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serve(vllm, plain)[1] == serve(vllm, plain)[1]
     proposer = make_proposer(monkeypatch, store="")
-    first = serve(vllm, proposer, tenant="a")[1]
+    request, first = serve(vllm, proposer, tenant="a")
+    assert is_right(request)
     assert serve(vllm, proposer, tenant="b")[1] == first
     assert serve(vllm, proposer)[1] == first
     assert serve(vllm, proposer, adapter="a")[1] == first
     assert serve(vllm, proposer, tenant="a")[1] < first / 2
-    assert serve(vllm, proposer, adapter="a")[1] < first / 2
+    request, steps = serve(vllm, proposer, adapter="a")
+    assert steps < first / 2  # 4 draft tokens of each step are right
+    assert is_right(request)
+    assert proposer.counters.failures == 0
 
 
 def test_the_store_is_kept_in_a_file(
@@ -157,12 +144,3 @@ def test_a_full_disk_costs_no_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     served.add("", np.arange(10, dtype=np.int32))
     served.save()
     assert file.read_bytes() != kept
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"store_tokens": 10}, "store_tokens is 10; expected 1000"), ({"store": 3}, "store is 3")],
-)
-def test_options_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        DrafterOptions(**options)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # is read when a kernel is defined
 pytest.importorskip("triton", reason="needs triton, which vLLM's environment has (make test-vllm)")
 
-from fake_vllm import CandidateSampler  # noqa: E402
 from lattice_bpd import NGramLM, rescore_lattice  # noqa: E402
 from lattice_bpd.lattice import LatticeInput  # noqa: E402
 from lattice_bpd_vllm import runner_v2  # noqa: E402
@@ -215,16 +214,6 @@ def test_rows_without_a_request_are_not_written_and_masked_candidates_not_chosen
         assert tokens[0, 1] == case.candidates[0, 1, 0]
 
 
-def test_every_n_gram_is_found() -> None:
-    """The table has the arcs of all histories; another one is the core's probability by backoff."""
-    lm = lm_of(np.random.default_rng(9), 4)
-    table = DeviceLM.of(lm)
-    used = table.keys[table.keys >= 0]
-    assert len(used) == len(set(used.tolist()))
-    assert len(table.keys) >= 2 * len(used)
-    assert table.num_probes < 20
-
-
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -273,7 +262,7 @@ def test_time_of_a_walk(capsys: pytest.CaptureFixture[str]) -> None:
                 print(f"\nwalk, {batch} requests, cache {cache}: {do_bench(call):.3f} ms")
 
 
-# The seam: in a stand-in, and in vLLM's own sources where vLLM is installed
+# The seam in vLLM's own sources, where vLLM is installed; test_vllm_runner_v2.py has a stand-in
 class Speculator:
     """`DFlash2Speculator`: its own buffers, and a model that gives candidates and scores."""
 
@@ -303,134 +292,79 @@ class Speculator:
         )
         self._score_candidates = lambda *_: torch.tensor(case.scores, device=DEVICE)
 
-    def _generate_draft(self, num_reqs: int, *_: Any) -> None:
-        scores = self._score_candidates()
-        ids = self.model.compute_candidates(None)[0].view(scores.shape[:3])
-        self.candidate_sampler.sample(
-            ids, scores, num_reqs, self.sample_pos, self.sample_idx_mapping, self.temperature,
-            self.seeds, self.draft_tokens, self.draft_logits, self.use_fp64_gumbel,
-        )  # fmt: skip
-
-
-def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
-    return vllm_config.make()
-
-
-def config_of(make: Any, **options: Any) -> Any:
-    return SimpleNamespace(
-        make=make, additional_config={"lattice_bpd": options},
-        speculative_config=SimpleNamespace(
-            method="dflash", use_ngram=lambda: False,
-            draft_model_config=SimpleNamespace(architectures=["DFlash2DraftModel"]),
-        ),
-        model_config=SimpleNamespace(get_vocab_size=lambda: V),
-    )  # fmt: skip
-
 
 @pytest.fixture
-def seam(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = ModuleType("vllm.v1.worker.gpu.spec_decode")
-    module.init_speculator = init_speculator  # type: ignore[attr-defined]
-    vllm = ModuleType("vllm")
-    vllm.__version__ = "0.33.0"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, runner_v2._RUNNER, raising=False)
-    runner_v2.register()
-    return module
-
-
-def check_drafts(init: Any, make: Any, tmp_path: Path) -> None:
-    """Drafts of vLLM with the term are those of the LM's own probabilities."""
-    rng = np.random.default_rng(3)
-    lm, case = lm_of(rng, 4), Case(rng, 4, 3, LENGTHS)
-    lm.save(tmp_path / "a.lm")
-    token_ids = torch.tensor(case.token_ids, device=DEVICE)
-    states = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=token_ids))
-    options = {"lm": str(tmp_path / "a.lm"), "alpha": 0.7}
-    for extra, is_best, cache in (
-        ({"sources": ["lm"]}, False, 0.0), ({}, False, 0.5), ({"draft": "best"}, True, 0.5),
-    ):  # fmt: skip
-        config = config_of(lambda: make(case), **options, **extra)
-        speculator = init(config, torch.device(DEVICE), states)
-        speculator._generate_draft(len(case.texts), 0, None, None, None)
-        drafts = speculator.draft_tokens.cpu().tolist()
-        assert drafts[: len(case.texts)] == oracle(case, lm, 0.7, cache, is_best)
-        assert drafts[len(case.texts) :] == [[0] * 3] * 2
-        if not is_best:
-            combined, _ = case.walk(lm, alpha=0.7, cache=cache)
-            first = speculator.candidate_sampler.scores[: len(case.texts), 0].cpu()
-            np.testing.assert_array_equal(first.numpy(), combined[:, 0, 0])
-    assert drafts[:6] != case.core(lm, "greedy_walk", 0.0).token_ids[:, 0].tolist()
-
-
-def test_drafts_of_a_stand_in_have_the_term(seam: Any, tmp_path: Path) -> None:
-    def make(case: Case) -> Speculator:
-        speculator = Speculator()
-        speculator.fill(case, CandidateSampler)
-        return speculator
-
-    check_drafts(seam.init_speculator, make, tmp_path)
-
-
-def mend_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Booleans that are broadcast stay booleans: that of Triton 3.9 makes them int32."""
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    splat = InterpreterBuilder.create_splat
-
-    def create_splat(self: Any, kind: Any, value: Any) -> Any:
-        wide = splat(self, kind, value)
-        wide.data = wide.data.astype(value.data.dtype)
-        return wide
-
-    monkeypatch.setattr(InterpreterBuilder, "create_splat", create_splat)
-
-
-def test_drafts_of_vllm_s_own_walk_have_the_term(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def init(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's `init_speculator` of a case: its walk of DFlash2, whose model gives the lattices."""
     from triton.backends import Backend, backends
+    from triton.runtime.interpreter import InterpreterBuilder
 
     if DEVICE == "cpu":  # its build for CPUs has no Triton for them: the interpreter
         driver: Any = SimpleNamespace(is_active=lambda: True)
         monkeypatch.setitem(backends, "cpu", Backend(None, driver))
-        mend_interpreter(monkeypatch)
+        splat = InterpreterBuilder.create_splat
+
+        def create_splat(self: Any, kind: Any, value: Any) -> Any:
+            """Booleans stay booleans: that of Triton 3.9 makes them int32."""
+            wide = splat(self, kind, value)
+            wide.data = wide.data.astype(value.data.dtype)
+            return wide
+
+        monkeypatch.setattr(InterpreterBuilder, "create_splat", create_splat)
     spec_decode = pytest.importorskip("vllm.v1.worker.gpu.spec_decode", reason="needs vLLM")
     dflash2 = pytest.importorskip("vllm.v1.worker.gpu.spec_decode.dflash2.speculator")
     runner_v2.register()
-    current: list[Case] = []
-
-    def fill(self: Any, *_: Any) -> None:
-        Speculator.fill(self, current[0], dflash2.CandidateSampler)
-
-    monkeypatch.setattr(dflash2.DFlash2Speculator, "__init__", fill)
     for name in ("draft_logits", "enable_adaptive_verification", "use_fp64_gumbel"):
         monkeypatch.setattr(
             dflash2.DFlash2Speculator, name, getattr(Speculator, name), raising=False
         )
 
-    def init(config: Any, device: Any, states: Any) -> Any:
-        config.make()
-        return spec_decode.init_speculator(config, device, states)
+    def make(case: Case, **options: Any) -> Any:
+        monkeypatch.setattr(
+            dflash2.DFlash2Speculator, "__init__",
+            lambda self, *_: Speculator.fill(self, case, dflash2.CandidateSampler),
+        )  # fmt: skip
+        token_ids = torch.tensor(case.token_ids, device=DEVICE)
+        states = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=token_ids))
+        config = SimpleNamespace(
+            additional_config={"lattice_bpd": options},
+            speculative_config=SimpleNamespace(
+                method="dflash", use_ngram=lambda: False,
+                draft_model_config=SimpleNamespace(architectures=["DFlash2DraftModel"]),
+            ),
+            model_config=SimpleNamespace(get_vocab_size=lambda: V),
+        )  # fmt: skip
+        return spec_decode.init_speculator(config, torch.device(DEVICE), states)
 
-    def make(case: Case) -> None:
-        current[:] = [case]
-
-    check_drafts(init, make, tmp_path)
-    check_q(init, make, tmp_path / "a.lm")
+    return make
 
 
-def check_q(init: Any, make: Any, lm_file: Path) -> None:
-    """The rejection sampler gets the rows with the term that the walk has sampled from."""
-    case = Case(np.random.default_rng(4), 4, 3, LENGTHS)
-    config = config_of(lambda: make(case), lm=str(lm_file))
-    token_ids = torch.tensor(case.token_ids, device=DEVICE)
-    states = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=token_ids))
-    speculator = init(config, torch.device(DEVICE), states)
-    speculator.draft_logits = torch.full((len(token_ids), 3, V), -np.inf, device=DEVICE)
+def test_drafts_of_vllm_s_own_walk_have_the_term(init: Any, tmp_path: Path) -> None:
+    """They are those of the LM's own probabilities."""
+    rng = np.random.default_rng(3)
+    lm, case = lm_of(rng, 4), Case(rng, 4, 3, LENGTHS)
+    lm.save(tmp_path / "a.lm")
+    for extra, is_best, cache in (
+        ({"sources": ["lm"]}, False, 0.0), ({}, False, 0.5), ({"draft": "best"}, True, 0.5),
+    ):  # fmt: skip
+        speculator = init(case, lm=str(tmp_path / "a.lm"), alpha=0.7, **extra)
+        speculator._generate_draft(len(case.texts), 0, None, None, None)
+        drafts = speculator.draft_tokens.cpu().tolist()
+        assert drafts[: len(case.texts)] == oracle(case, lm, 0.7, cache, is_best)
+        assert drafts[len(case.texts) :] == [[0] * 3] * 2
+    assert drafts[:6] != case.core(lm, "greedy_walk", 0.0).token_ids[:, 0].tolist()
+
+
+def test_the_rejection_sampler_gets_the_rows_that_the_walk_sampled_from(
+    init: Any, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(4)
+    lm, case = lm_of(rng, 4), Case(rng, 4, 3, LENGTHS)
+    lm.save(tmp_path / "a.lm")
+    speculator = init(case, lm=str(tmp_path / "a.lm"))
+    speculator.draft_logits = torch.full((len(case.token_ids), 3, V), -np.inf, device=DEVICE)
     speculator._generate_draft(len(case.texts), 0, None, None, None)
-    combined, tokens = case.walk(NGramLM.load(lm_file), alpha=0.5, cache=0.5)
+    combined, tokens = case.walk(lm, alpha=0.5, cache=0.5)
     q = speculator.draft_logits.cpu().numpy()
     for number, (row, candidates) in enumerate(zip(case.rows, case.candidates, strict=True)):
         previous = 0

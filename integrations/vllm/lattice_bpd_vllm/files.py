@@ -61,8 +61,13 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
     draft = options.draft or _draft_of(file, path)
     options.check_used(draft)
     config = _read_config(options, file, draft)
+    for name in ("heads", "lm"):
+        if draft == "mixture" and name not in (config.sources or (name,)):
+            options.refuse((name,), f"and sources has no {name!r}; add it, or leave {name} out")
     folder = _find_heads(options, file, draft, config)
     heads = None if folder is None else load_heads(folder)
+    if heads is None:
+        options.refuse(("top_k",), "and there are no heads, whose candidates it counts")
     selector = getattr(heads, "selector", None)
     heads = getattr(heads, "heads", heads)  # without their selector
     lms = _read_lms(options, file, path, draft, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -96,10 +96,12 @@ class DrafterOptions:
         if unknown or (self.sources is not None and not self.sources):
             found = repr(unknown[0]) if unknown else "none"
             raise ValueError(f"{CONFIG_KEY}: sources has {found}; expected of {', '.join(SOURCES)}")
+        if self.store is None:
+            self.refuse(("store_tokens",), "without the option store nothing is kept")
         if self.store_tokens < _LEAST_STORE:
             raise ValueError(
-                f"{CONFIG_KEY}: store_tokens is {self.store_tokens}; expected {_LEAST_STORE} or "
-                "more; without the option store nothing is kept"
+                f"{CONFIG_KEY}: store_tokens is {self.store_tokens}; expected {_LEAST_STORE} "
+                "or more"
             )
         if self.threads < 0 or not 0.0 <= self.log_seconds < math.inf:
             raise ValueError(
@@ -110,9 +112,14 @@ class DrafterOptions:
     def check_used(self, draft: str) -> None:
         """Raise ValueError for an option that a draft form does not use."""
         for name in UNUSED[draft]:
-            if getattr(self, name) is not None:
-                used = " or ".join(repr(one) for one in UNUSED if name not in UNUSED[one])
-                raise ValueError(f"{CONFIG_KEY}: {name} is for draft {used}, not {draft!r}")
+            used = " or ".join(repr(one) for one in UNUSED if name not in UNUSED[one])
+            self.refuse((name,), f"which is for draft {used}, not {draft!r}")
+
+    def refuse(self, names: Collection[str], reason: str) -> None:
+        """Raise ValueError with a reason if one of some options is not the default."""
+        for one in fields(self):
+            if one.name in names and getattr(self, one.name) != one.default:
+                raise ValueError(f"{CONFIG_KEY}: {one.name} is given, {reason}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any] | None) -> DrafterOptions:

@@ -22,7 +22,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 from lattice_bpd_vllm.runner_v1 import LOGGER, TESTED_VERSIONS
 from lattice_bpd_vllm.slot_sources import check_vocabulary
 from lattice_bpd_vllm.step_drafter import StepDrafter
+from lattice_bpd_vllm.support import warn_of_unused_options
 from lattice_bpd_vllm.targets import TargetInfo
 
 _SEAM = "vllm.v1.worker.gpu.spec_decode"
@@ -283,7 +284,8 @@ def _to_pinned(values: Tensor) -> Tensor:
 
 
 def register() -> None:
-    """The general plug-in of vLLM; wraps `init_speculator`, once."""
+    """The general plug-in of vLLM; wraps `init_speculator` and the check of options, once."""
+    warn_of_unused_options(importlib.import_module("vllm.config").VllmConfig)
     try:
         seam = importlib.import_module(_SEAM)
     except ImportError:  # a release without model runner V2
@@ -330,7 +332,7 @@ def make_speculator(vllm_config: Any, device: Any, req_states: Any, original: An
     check_seam({original: _INIT, base.propose: _PROPOSE}, version, LOGGER)
     finish_before_inputs(runner)
     kind: Any = type("LatticeSpeculator", (MixtureSpeculator, base), {})
-    LOGGER.info("lattice-bpd: drafts in model runner V2")
+    LOGGER.info("lattice-bpd: drafts in model runner V2; prompt_lookup_min and _max are not used")
     return kind(vllm_config, device, req_states)
 
 
@@ -381,15 +383,15 @@ def add_term(speculator: Any, vllm_config: Any, device: Any, req_states: Any, ve
     check_seam({type(sampler).sample: _SAMPLE}, version, LOGGER)
     options = DrafterOptions.from_mapping(vllm_config.additional_config[CONFIG_KEY])
     is_best = options.draft == "best"
-    others = ("heads", "store", "top_k", "temperature", *(() if is_best else ("draft",)))
-    names = [name for name in others if getattr(options, name) is not None]
+    expected = (
+        f"with {type(speculator).__name__} expected of lm or directory, sources "
+        '["lm"] or ["lm", "text"], alpha, draft "best"'
+    )
+    used = {"directory", "lm", "sources", "alpha", *(("draft",) if is_best else ())}
+    options.refuse({one.name for one in fields(options)} - used, expected)
     sources = list(options.sources or ("lm", "text"))
-    if names or "lm" not in sources or "heads" in sources:
-        found = f"{names[0]} is given" if names else f"sources is {sources}"
-        raise ValueError(
-            f"{CONFIG_KEY}: {found}; with {type(speculator).__name__} expected of lm or directory, "
-            'sources ["lm"] or ["lm", "text"], alpha, draft "best"'
-        )
+    if "lm" not in sources or "heads" in sources:
+        raise ValueError(f"{CONFIG_KEY}: sources is {sources}; {expected}")
     if is_best and (speculator.draft_logits is not None or speculator.enable_adaptive_verification):
         raise ValueError(
             f'{CONFIG_KEY}: draft "best" has no probabilities of its tokens; expected '

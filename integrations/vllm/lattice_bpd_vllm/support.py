@@ -2,9 +2,76 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+from dataclasses import fields
 from typing import Any
 
+from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
+from lattice_bpd_vllm.runner_v1 import LOGGER
 from lattice_bpd_vllm.targets import TargetInfo
+
+_CLASS = "lattice_bpd_vllm.LatticeProposer"
+_NAMES = frozenset(one.name for one in fields(DrafterOptions))
+
+
+def warn_of_unused_options(config_class: Any) -> None:
+    """Wraps a `VllmConfig` class: configurations log what they give our drafters in vain; once."""
+    check = config_class.__post_init__
+    if getattr(check, "_wrapped_by_lattice_bpd", False):
+        return
+
+    @functools.wraps(check)
+    def checked(self: Any, *args: Any) -> None:
+        check(self, *args)
+        for line in unused_options(self):
+            _warn_once(line)
+
+    checked._wrapped_by_lattice_bpd = True  # type: ignore[attr-defined]
+    config_class.__post_init__ = checked
+
+
+@functools.cache  # vLLM copies its configuration
+def _warn_once(line: str) -> None:
+    LOGGER.warning(line)
+
+
+def unused_options(config: Any) -> list[str]:
+    """Lines for the log: what a `VllmConfig` gives our drafters and none of them reads."""
+    additional = config.additional_config
+    if not isinstance(additional, dict):
+        return []
+    lines = [
+        f"lattice-bpd: additional_config has {name!r}, which is not read; expected options in "
+        f'{{"{CONFIG_KEY}": {{..}}}}'
+        for name in additional
+        if name in _NAMES
+        or (
+            name != CONFIG_KEY and difflib.get_close_matches(name.lower(), [CONFIG_KEY], cutoff=0.7)
+        )
+    ]
+    reason = None if additional.get(CONFIG_KEY) is None else _reason(config)
+    if reason is not None:
+        lines.append(
+            f"lattice-bpd: {reason}, so the options of {CONFIG_KEY} are ignored; expected "
+            f'--speculative-config \'{{"method": "custom_class", "model": "{_CLASS}", '
+            '"num_speculative_tokens": 8}\', or no options'
+        )
+    return lines
+
+
+def _reason(config: Any) -> str | None:
+    """Why no drafter of ours drafts; None: one does."""
+    given = config.speculative_config
+    if given is None:
+        return "no --speculative-config is given, and nothing is drafted"
+    if given.method == "custom_class":
+        return None if given.model == _CLASS else f"custom_class is {given.model}"
+    if given.method not in ("ngram", "ngram_gpu", "dflash"):
+        return f"method {given.method!r} is vLLM's own"
+    if config.use_v2_model_runner:
+        return None
+    return f"method {given.method!r} is vLLM's own in model runner V1, which this server uses"
 
 
 def check_adapters(config: Any) -> None:
