@@ -92,7 +92,7 @@ Pair RandomPair(Random* random, std::uint32_t vocab_size, std::uint32_t used, in
       if (used > 20 && &symbol != &ngram[i % ngram.size()] && symbol == vocabulary.unk) symbol = 1;
     }
     if (Below(random, 5) == 0) ngram[0] = vocabulary.bos;
-    if (vocab_size < 20 && Below(random, 5) == 0) ngram.back() = vocabulary.eos;
+    if (Below(random, 5) == 0) ngram.back() = vocabulary.eos;
     for (std::size_t size = 2; size <= ngram.size(); ++size) {
       known.insert({ngram.begin(), ngram.begin() + static_cast<std::ptrdiff_t>(size)});
     }

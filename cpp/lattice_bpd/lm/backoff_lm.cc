@@ -82,7 +82,7 @@ LmState BackoffLm::StateOfContext(Span<TokenId> context, bool bos) const {
           StrCat("context: token id ", context[i], " at position ", i, "; expected 0 or above"));
     }
   }
-  const bool has_bos = !context.empty() && static_cast<Symbol>(context[0]) == vocabulary_.bos;
+  const bool has_bos = !context.empty() && vocabulary_.SymbolOf(context[0]) == vocabulary_.bos;
   Symbol history[kMaxOrder];
   std::size_t size = 0;
   const std::size_t wanted = levels_.size() - 1;
