@@ -11,27 +11,34 @@ from lattice_bpd.verify import PrefixTree
 class PlantedDrafts(Drafter):
     """Drafts the known continuation of its text, every `wrong`-th token replaced by another.
 
+    With two drafts, a wrong one precedes it.
+
     Args:
         continuation: the target's output.
         vocab_size: V.
         num_slots: longest draft.
         wrong: which tokens are replaced.
+        num_drafts: 1 or 2.
     """
 
-    def __init__(self, continuation, vocab_size, num_slots=6, wrong=5) -> None:
+    def __init__(self, continuation, vocab_size, num_slots=6, wrong=5, num_drafts=1) -> None:
         self.continuation = [
             (token + 1) % vocab_size if index % wrong == wrong - 1 else token
             for index, token in enumerate(continuation)
         ]
-        self.num_slots = num_slots
+        self.vocab_size, self.num_slots, self.num_drafts = vocab_size, num_slots, num_drafts
 
     def propose(self, states):
-        return [self._propose(state) for state in states]
+        return [self.draft(state) for state in states]
 
-    def _propose(self, state):
+    def draft(self, state):
+        """A tree for one text, or None."""
         done = len(state.tokens) - state.prompt_length
         chain = self.continuation[done : done + min(self.num_slots, state.max_draft_length)]
-        return PrefixTree.from_drafts(state.tokens[-1], [chain]) if chain else None
+        if not chain:
+            return None
+        other = [(chain[0] + 1) % self.vocab_size, *chain[1:]]
+        return PrefixTree.from_drafts(state.tokens[-1], [other, chain][-self.num_drafts :])
 
 
 def plain_continuation(model, prompt, **options) -> list[int]:

@@ -81,13 +81,18 @@ def check_sequences(target, drafter, sampling: dict[str, Any], **options: Any) -
             first, second, third = result.token_ids
             counts[(first * VOCAB + second) * VOCAB + third] += 1
             calls += result.stats.target_calls
-    expected = sequence_probabilities(target, **sampling) * counts.sum()
+    assert_distribution(counts, sequence_probabilities(target, **sampling))
+    return calls / counts.sum()
+
+
+def assert_distribution(counts: np.ndarray, probabilities: np.ndarray) -> None:
+    """By chi-square; what is expected less than 5 times is one class together."""
+    expected = probabilities * counts.sum()
     assert counts[expected == 0].sum() == 0
-    rare = (expected > 0) & (expected < 5)  # one class of the test together
+    rare = (expected > 0) & (expected < 5)
     seen = np.append(counts[expected >= 5], counts[rare].sum())
     wanted = np.append(expected[expected >= 5], max(expected[rare].sum(), 1e-9))
     chi2 = ((seen - wanted) ** 2 / wanted).sum()
     freedom, x = len(wanted) - 1, -math.log(LEVEL)
-    assert freedom > 5
+    assert freedom > 0
     assert chi2 < freedom + 2 * math.sqrt(freedom * x) + 2 * x  # Laurent and Massart 2000, lemma 1
-    return calls / counts.sum()

@@ -1,18 +1,15 @@
-"""Tiny random targets of many architectures, outputs of plain `generate`, and planted drafts."""
+"""Tiny random targets of many architectures, and outputs of plain `generate`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from transformers import PreTrainedModel
 
-from lattice_bpd.decode import Drafter
-from lattice_bpd.verify import PrefixTree
+from planted_drafts import PlantedDrafts
 
 torch.set_num_threads(1)
 
@@ -56,18 +53,11 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "RemBertForCausalLM", "RemBertConfig",
         {**_BERT, "input_embedding_size": 16, "output_embedding_size": 24},
     ),
-    "electra": ("ElectraForCausalLM", "ElectraConfig", {**_BERT, "embedding_size": 32}),
     "roformer": ("RoFormerForCausalLM", "RoFormerConfig", {**_BERT, "embedding_size": 32}),
-    "modernbert-decoder": (
-        "ModernBertDecoderForCausalLM", "ModernBertDecoderConfig",
-        {**_BERT, "local_attention": 8, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
-         "sep_token_id": 2},
-    ),
     # scaled states, scaled or capped logits
     "minicpm3": (
         "MiniCPM3ForCausalLM", "MiniCPM3Config", {**_MLA, "scale_emb": 2.0, "dim_model_base": 8},
     ),
-    "granite": ("GraniteForCausalLM", "GraniteConfig", {**_LLAMA, "logits_scaling": 3.0}),
     "cohere": ("CohereForCausalLM", "CohereConfig", {**_LLAMA, "logit_scale": 0.25}),
     "gemma2": (
         "Gemma2ForCausalLM", "Gemma2Config",
@@ -123,11 +113,8 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
-BETWEEN = ["bert", "roberta", "rembert", "electra", "roformer", "modernbert-decoder"]
-SCALED = ["minicpm3", "granite", "cohere", "gemma2"]
-WINDOWED = ["mistral", "moshi", "gpt_neo", "llama4"]
 RECURRENT = ["qwen3_next", "qwen3_5", "lfm2", "mamba", "mamba2", "jamba", "bamba"]
-ATTENTION = ["llama", "gpt_neox", *BETWEEN, *SCALED, *WINDOWED]
+ATTENTION = [name for name in _KINDS if name not in RECURRENT]
 
 
 @functools.cache
@@ -159,42 +146,6 @@ def plain_generate(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     return output[0, len(prompt) :].tolist()
 
 
-class PlantedDrafter(Drafter):
-    """Drafts the known continuation, with errors planted in about half of the drafts.
-
-    Args:
-        coming: what the target will write.
-        prompt_length: tokens of the prompt.
-        size: tokens of a draft.
-        num_drafts: 1: a chain; 2: a wrong draft precedes it.
-    """
-
-    def __init__(
-        self, coming: list[int], prompt_length: int, size: int = 5, num_drafts: int = 1
-    ) -> None:
-        self.coming, self.length, self.size = coming, prompt_length, size
-        self.num_drafts, self.rng = num_drafts, np.random.default_rng(prompt_length)
-
-    def propose(self, states: Any) -> list[PrefixTree | None]:
-        return [self.draft(state) for state in states]
-
-    def draft(self, state: Any) -> PrefixTree | None:
-        """The drafts of one text."""
-        done = len(state.tokens) - self.length
-        right = self.coming[done : done + min(self.size, state.max_draft_length)]
-        if not right:
-            return None
-        if self.rng.random() < 0.5:
-            index = int(self.rng.integers(0, len(right)))
-            right = [*right[:index], (right[index] + 1) % VOCAB, *right[index + 1 :]]
-        wrong = [(right[0] + 1) % VOCAB, *right[1:]]
-        return PrefixTree.from_drafts(state.tokens[-1], [wrong, right][-self.num_drafts :])
-
-
-def planted(kind: str, **options: Any) -> list[PlantedDrafter]:
+def planted(kind: str, **options: Any) -> list[PlantedDrafts]:
     """A drafter for each of PROMPTS."""
-    pairs = zip(generated(kind), PROMPTS, strict=True)
-    return [PlantedDrafter(coming, len(prompt), **options) for coming, prompt in pairs]
-
-
-Wrapper = Callable[[PreTrainedModel], torch.nn.Module]
+    return [PlantedDrafts(coming, VOCAB, **options) for coming in generated(kind)]

@@ -88,12 +88,6 @@ def test_draft_tokens_are_those_of_shorter_lattices(
         draft_chains(lattice, contexts, small_lm, [2, 2], alpha=0.5)
 
 
-def test_draft_tokens_need_sound_options(small_lm: NGramLM) -> None:
-    best = select_top_k(np.zeros((1, 2, 4), np.float32), 2, log_softmax=False, where="test")
-    with pytest.raises(ValueError, match=r"temperature is 0\.0; expected above 0"):
-        draft_chains(best, [[1]], small_lm, [2], alpha=0.0, temperature=0.0)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -10,10 +10,9 @@ pytest.importorskip("torch")
 import torch
 from transformers import DynamicCache
 
-from lattice_bpd.verify import PrefixTree, batch_cache
+from lattice_bpd.verify import batch_cache
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.cache import RepeatedRows, copy_on_device, move_on_device
-from lattice_bpd.verify.verification import lay_out_rows, lay_out_tree
 
 LAYERS, HEADS = 2, 3
 
@@ -121,14 +120,6 @@ def test_accepted_nodes_are_moved_together(prompts, stacked):
         labels.check()
 
 
-def test_nodes_already_in_order_are_not_copied(monkeypatch):
-    labels = Labels([3, 6])
-    moves = []
-    monkeypatch.setattr(batch_cache, "move_positions", lambda *call: moves.append(call))
-    labels.step_tree([[0, 1], [0]], [-1, 0, 0])
-    assert moves == []
-
-
 @pytest.mark.parametrize("layout", ["tree", "rows"])
 def test_holes_are_cleaned_up_and_copies_of_rows_with_them(monkeypatch, layout):
     monkeypatch.setattr(batch_cache, "MAX_HOLES", 6)
@@ -193,29 +184,6 @@ def test_views_of_a_stacked_cache_follow_its_buffers():
     labels.check()
 
 
-class PositionedTarget:
-    """The part of a target that laying out a call uses."""
-
-    device, dtype, sliding_window = torch.device("cpu"), torch.float32, None
-
-
-@pytest.mark.parametrize("lengths", [[7], [7, 7], [7, 3]])
-def test_a_node_is_at_the_position_of_its_token_in_the_text(lengths):
-    state = Labels(lengths).state
-    # below the exact token: 5 7 9, and 1 2
-    tree = PrefixTree([3, 5, 7, 9, 1, 2], [-1, 0, 1, 2, 0, 4])
-    call = lay_out_tree(PositionedTarget(), state, [tree] * len(lengths))
-    assert call.position_ids.tolist() == [[n + d for d in (0, 1, 2, 3, 1, 2)] for n in lengths]
-    rows = lay_out_rows(PositionedTarget(), state, [tree] * len(lengths))
-    if state.positions is None:
-        assert rows.position_ids is None  # the target counts by itself
-    else:
-        wanted = [
-            [n + d for d in depths] for n in lengths for depths in ((0, 1, 2, 3), (0, 1, 2, 2))
-        ]
-        assert rows.position_ids.tolist() == wanted
-
-
 def make_cache(batch: int, width: int, seed: int = 0) -> StackedCache:
     """Two layers, three heads, keys and values of different sizes."""
     generator = torch.Generator().manual_seed(seed)
@@ -254,23 +222,6 @@ def test_rows_are_what_a_copy_would_be(batch: int) -> None:
             part[:, :, :, cache.width : cache.width + num_free] = torch.randn(())
         chosen = rng.integers(0, len(sequences), batch).tolist()
         rows.append_to(cache, chosen, int(rng.integers(0, num_free + 1)))  # .. and a part is kept
-
-
-def test_rows_are_not_copied_again() -> None:
-    cache, rows = make_cache(1, 50), RepeatedRows()
-    first = rows.repeat(cache, [0, 0, 0], 4)
-    before = first.keys[:, :, :, :50].clone()
-    cache.keys[:, :, :, :50] = 0.0  # not allowed; here it shows what is read
-    cache.set_width(53)
-    again = rows.repeat(cache, [0, 0], 4)
-    assert again.keys.data_ptr() == first.keys.data_ptr()
-    assert torch.equal(again.keys[:, :, :, :50], before[:, :2])
-    cache.set_width(55)
-    again = rows.repeat(cache, [0, 0, 0], 4)  # the third row was not in the call between
-    assert torch.equal(again.keys[:, :, :, :50], before)
-    assert torch.equal(again.keys[:, :, :, 50:55], cache.keys[:, [0, 0, 0], :, 50:55])
-    more = rows.repeat(cache, [0, 0, 0, 0], 4)  # which exceeds the capacity
-    assert same(more, cache.repeat_sequences([0, 0, 0, 0], 4))
 
 
 def test_accelerators_copy_and_move_as_the_core_does() -> None:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import torch
 
 from blockwise_models import trained_model
 from lattice_bpd import FormatError
-from lattice_bpd.build import call_costs
-from lattice_bpd.build.call_costs import interpolate_costs, measure_costs, read_costs
+from lattice_bpd.build.call_costs import measure_costs, read_costs
 from lattice_bpd.decode import DraftingModel
-
-
-def test_costs_between_known_sizes_are_interpolated():
-    assert interpolate_costs({4: 2.0}, [0, 4, 40]).tolist() == [2.0, 2.0, 2.0]
-    assert interpolate_costs({4: 2.0, 8: 4.0}, [6, 16]) == pytest.approx([3.0, 8.0])
-    # no size costs more than a larger one
-    assert interpolate_costs({12: 3.0, 4: 2.0, 8: 4.0}, [8, 12]).tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -62,17 +51,3 @@ def test_calls_of_a_model_are_measured(monkeypatch):
     bare = DraftingModel(model.base)
     assert measure_costs(bare, (0, 3, 9), rounds=3) == {0: 1e3, 3: 3e3, 9: 3e3}
     assert not any(seconds.values())
-
-
-def test_a_gpu_is_waited_for_where_calls_are_timed(monkeypatch):
-    """Launching a call takes no time by this clock, waiting for it 5 s."""
-    clock = [0.0]
-
-    def wait(device):
-        clock[0] += 5.0
-
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("torch.cuda.synchronize", wait)
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    start = call_costs.now(on_gpu)
-    assert call_costs.now(on_gpu) - start == 5.0

@@ -14,9 +14,9 @@ import transformers
 from torch import nn
 
 from lattice_bpd.decode import CustomGenerate, generate
-from lattice_bpd.verify import CausalLMTarget
 from lattice_bpd_conformance.cases import generation_settings
-from target_models import COUNT, VOCAB, PlantedDrafter, plain_generate
+from planted_drafts import PlantedDrafts
+from target_models import COUNT, VOCAB, plain_generate
 
 BOUNDARY = 16
 LENGTHS = (5, 14, 15, 16, 17, 24)  # of prompts: before, at and after the boundary
@@ -102,7 +102,7 @@ def test_outputs_across_a_boundary_are_those_of_generate(kind):
         prompt, wanted = text_of(kind, length)
         for num_drafts in (1, 2):
             for layout in ("rows",) if kind == "longrope, states" else ("tree", "rows"):
-                drafter = PlantedDrafter(wanted, length, num_drafts=num_drafts)
+                drafter = PlantedDrafts(wanted, VOCAB, num_drafts=num_drafts)
                 result = generate(model, prompt, drafter, layout=layout, max_new_tokens=COUNT)
                 assert (length, result.token_ids) == (length, wanted)
                 accepted += result.stats.tokens - result.stats.target_calls
@@ -117,16 +117,6 @@ def test_outputs_across_a_boundary_are_those_of_generate(kind):
     assert accepted > 30  # drafts before the boundary, and after it where frequencies are fixed
 
 
-def test_drafts_end_before_a_boundary():
-    target = CausalLMTarget(build("longrope"))
-    assert [target.max_draft_length(p) for p in (0, 13, 14, 15, 16, 40)] == [
-        15, 2, 1, 0, None, None
-    ]  # fmt: skip
-    target = CausalLMTarget(build("dynamic"))
-    assert [target.max_draft_length(position) for position in (0, 15, 16, 40)] == [15, 0, 0, 0]
-    assert CausalLMTarget(build("yarn")).max_draft_length(15) is None
-
-
 @pytest.mark.parametrize(("kind", "refused"), [("longrope", False), ("dynamic", True)])
 def test_batches_are_on_one_side_of_a_boundary(kind, refused):
     model = build(kind)
@@ -139,7 +129,7 @@ def test_batches_are_on_one_side_of_a_boundary(kind, refused):
         with pytest.raises(ValueError, match="change at position 16"):
             generate(model, [prompt for prompt, _ in longer], "mixture", max_new_tokens=COUNT)
         return
-    drafters = [PlantedDrafter(wanted, len(prompt)) for prompt, wanted in longer]
+    drafters = [PlantedDrafts(wanted, VOCAB) for prompt, wanted in longer]
     results = generate(model, [prompt for prompt, _ in longer], drafters, max_new_tokens=COUNT)
     assert [one.token_ids for one in results] == [wanted for _, wanted in longer]
 
@@ -204,7 +194,7 @@ def test_other_frequencies_are_noticed_at_boundaries_that_the_config_names(inver
     for length in LENGTHS:
         prompt = text_of("yarn", length)[0]
         wanted = plain_generate(own(), prompt)
-        result = generate(model, prompt, PlantedDrafter(wanted, length), max_new_tokens=COUNT)
+        result = generate(model, prompt, PlantedDrafts(wanted, VOCAB), max_new_tokens=COUNT)
         assert (length, result.token_ids) == (length, wanted)
         if length > BOUNDARY:
             assert (result.stats.target_calls < COUNT) == after

@@ -14,8 +14,6 @@ from transformers import (
     BloomForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     RobertaConfig,
@@ -28,17 +26,14 @@ from blockwise_models import CACHE_NAME, model_of
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.models.forward import call_forward
-from lattice_bpd.models.lm_call import inner_call_is_exact, unwrap_model
+from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.verify import CausalLMTarget, PrefixTree
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.verification import lay_out_tree
 from target_models import (
     ATTENTION,
-    BETWEEN,
     COUNT,
     PROMPTS,
-    SCALED,
     VOCAB,
     build_target,
     generated,
@@ -132,22 +127,6 @@ def test_training_mode_with_dropout_is_refused_at_each_call():
     assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
 
 
-def test_training_mode_without_dropout_decodes_as_generate_does():
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=48, eos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).train()
-    wanted = plain_generate(model, PROMPTS[0])
-    assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
-    model.gradient_checkpointing_enable()  # transformers then leaves the cache out
-    with pytest.raises(ValueError, match="training mode, with dropout or gradient checkpointing"):
-        generate(model, PROMPTS[0], "mixture", **OPTIONS)
-    config.attention_dropout = 0.1  # a number that attention reads, no module
-    with pytest.raises(ValueError, match=r"call model\.eval\(\)"):
-        generate(LlamaForCausalLM(config).train(), PROMPTS[0], "mixture", **OPTIONS)
-
-
 @pytest.mark.parametrize("kind", ["llama", "bert", "minicpm3", "gemma2"])
 def test_logits_and_hidden_states_are_those_of_forward_in_every_call(kind):
     model = build_target(kind)
@@ -170,27 +149,6 @@ def test_logits_and_hidden_states_are_those_of_forward_in_every_call(kind):
     ):  # fmt: skip
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(BlockwiseLM(model, num_heads=2).hidden_states(text), seen[0])
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mistral", *BETWEEN, *SCALED])
-def test_the_fast_call_is_used_if_it_is_exact(kind):
-    model = build_target(kind)
-    exact = inner_call_is_exact(model, model.get_output_embeddings())
-    assert exact == (kind in ("llama", "gpt_neox", "mistral"))
-
-
-def test_the_comparison_notices_what_is_added_to_a_model():
-    class Scaled(type(build_target("llama"))):
-        def forward(self, *args, **kwargs):
-            output = super().forward(*args, **kwargs)
-            output.logits = output.logits * 1.0000002
-            return output
-
-    model = copy.deepcopy(build_target("llama"))
-    model.__class__ = Scaled
-    model.train()
-    assert not inner_call_is_exact(model, model.get_output_embeddings())
-    assert [model.training, model.model.training] == [True, True]  # modes are put back
 
 
 class Wrapper(nn.Module):
@@ -261,20 +219,6 @@ def test_a_model_that_ignores_padding_is_refused_in_batches(monkeypatch):
     monkeypatch.setattr(model.model, "forward", ignore_mask)
     with pytest.raises(ValueError, match="does not keep to the attention mask of padded texts"):
         decode(model, PROMPTS, NoDrafter())
-
-
-def test_an_output_embedding_that_is_not_called_is_named():
-    model = copy.deepcopy(build_target("llama"))
-    head = model.lm_head
-
-    class Unused(nn.Module):
-        def forward(self, hidden):
-            return head(hidden)
-
-    model.get_output_embeddings = lambda: head
-    model.lm_head = nn.Identity()
-    with pytest.raises(TypeError, match="does not call its output embedding"):
-        call_forward(model, head, {"input_ids": torch.tensor([[1, 2]])})
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral"])

@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-import torch
 
 import seq2seq_models
-from lattice_bpd.decode import CustomGenerate, decode
+from lattice_bpd.decode import decode
 from planted_drafts import PlantedDrafts
-from target_models import COUNT, PROMPTS, PlantedDrafter, build_target, generated
+from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
 
 TURNS = 3
 
@@ -46,7 +45,7 @@ def test_causal_models(kind: str) -> None:
 
     def work(number: int) -> list[int]:
         prompt, output = PROMPTS[number], expected[number]
-        drafter = PlantedDrafter(output, len(prompt), num_drafts=2)
+        drafter = PlantedDrafts(output, VOCAB, num_drafts=2)
         return decode(model, prompt, drafter, max_new_tokens=COUNT).token_ids
 
     assert run_together(work, len(PROMPTS)) == [[output] * TURNS for output in expected]
@@ -64,17 +63,3 @@ def test_encoder_decoders(kind: str, layout: str) -> None:
         return decode(model, sources[number], drafter, max_new_tokens=16, layout=layout).token_ids
 
     assert run_together(work, len(sources)) == [[output] * TURNS for output in expected]
-
-
-def test_custom_generate() -> None:
-    model, expected = build_target("cohere"), generated("cohere")
-
-    def work(number: int) -> list[int]:
-        prompt = PROMPTS[number]
-        custom = CustomGenerate(drafter=PlantedDrafter(expected[number], len(prompt)))
-        found = model.generate(
-            torch.tensor([prompt]), custom_generate=custom, max_new_tokens=COUNT, do_sample=False
-        )
-        return found[0, len(prompt) :].tolist()
-
-    assert run_together(work, len(PROMPTS)) == [[output] * TURNS for output in expected]

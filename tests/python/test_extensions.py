@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -60,21 +59,6 @@ def test_a_command_within_a_group(tmp_path, monkeypatch, capsys):
     assert "says hello" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--help"], ["x", "--order", "4", "-o", "out.lm"], ["--", "-x"]]
-)
-def test_a_missing_distribution_is_named(arguments, monkeypatch, capsys):
-    known = {"translate": "lattice-bpd-example", "ngram translate": "lattice-bpd-example"}
-    monkeypatch.setitem(extensions._DISTRIBUTIONS, extensions.COMMANDS, known)
-    for command in ("translate", "ngram translate"):
-        assert main([*command.split(), *arguments]) == 2
-        assert capsys.readouterr().err == (
-            f"lattice-bpd: error: '{command}' is a command of lattice-bpd-example; "
-            "pip install lattice-bpd-example\n"
-        )
-    assert "translate" not in build_parser().format_help()
-
-
 def test_the_table_has_each_command_of_this_repository():
     tomllib = pytest.importorskip("tomllib")
     declared = set()
@@ -124,16 +108,6 @@ def test_a_command_of_the_core_is_not_replaced(tmp_path, monkeypatch):
     parser = build_parser()
     assert "greet" not in parser.format_help()
     assert parser.parse_args(["ngram", "info", "x"]).run.__module__ == "lattice_bpd.cli.ngram"
-
-
-def test_an_unknown_extension_is_named():
-    with pytest.raises(ImportError, match="no installed distribution has the command 'nothing'"):
-        extensions.load_extension(extensions.COMMANDS, "nothing")
-
-
-def test_extensions_are_not_searched_by_importing_the_package():
-    code = "import lattice_bpd, sys; sys.exit('importlib.metadata' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_strategy_of_a_missing_distribution(monkeypatch):

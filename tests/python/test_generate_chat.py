@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 import torch
 
 from build_runs import chat_tokenizer
-from lattice_bpd import decode as decode_package
 from lattice_bpd.cli import main
 from target_models import build_target
 
@@ -70,45 +67,6 @@ def test_the_chat_template_is_applied(
     assert out[: found.start()] == decode(expected(PROMPT, count))  # no prompt, no colors
 
 
-def test_rates_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(folder, "--prompt", "Hi w33", "--compare") == 0
-    line = capsys.readouterr().out.splitlines()[-1]
-    assert re.fullmatch(
-        r"model.generate: [\d,]+ tokens/s, the same text; with drafts \d+\.\d\d times as fast", line
-    )
-
-
-def test_accepted_tokens_are_colored_on_a_terminal(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    results: list[Any] = []
-    decode_chat = decode_package.generate
-    monkeypatch.setattr(
-        decode_package,
-        "generate",
-        lambda *a, **k: results.append(decode_chat(*a, **k)) or results[0],
-    )
-    assert run(folder, "--chat", "Hi w33", "--max-new-tokens", "60") == 0
-    out = capsys.readouterr().out.split("\n---\n")[0]
-    green = re.findall(r"\x1b\[32m(.*?)\x1b\[0m", out, re.DOTALL)
-    bold = re.findall(r"\x1b\[1;33m(.*?)\x1b\[0m", out, re.DOTALL)
-    words = expected(PROMPT, 60)
-    accepted = results[0].stats.accept_lengths
-    starts = itertools.accumulate([1, *(count + 1 for count in accepted)])
-    own = [words[start - 1] for start in starts if start <= 60]
-    assert " ".join(bold).split() == decode(own).split()
-    assert len(" ".join(green).split()) == len(decode(words).split()) - len(decode(own).split())
-    assert green
-    plain = re.sub(r"\x1b\[[\d;]*m", "", out).replace("\n", " ")
-    assert plain == decode(words)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert run(folder, "--chat", "Hi w33") == 0
-    assert "\x1b[3" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -125,11 +83,3 @@ def test_errors(
     assert run(folder, *options) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-def test_a_model_without_a_template(folder: Path, capsys: pytest.CaptureFixture[str],
-                                    tmp_path: Path) -> None:  # fmt: skip
-    build_target("llama").save_pretrained(tmp_path)
-    chat_tokenizer(None).save_pretrained(tmp_path)
-    assert main(["generate", str(tmp_path), "--chat", "Hi"]) == 2
-    assert "has no chat template; give the text as --prompt" in capsys.readouterr().err

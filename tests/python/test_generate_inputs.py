@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,10 +12,12 @@ pytest.importorskip("torch")
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from lattice_bpd.decode import DraftSources, generate, make_drafter
-from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import CustomGenerate, decode, generate
+from lattice_bpd.decode.drafters import NoDrafter
+from lattice_bpd.verify.acceptance import TopKMatch
 from planted_drafts import plain_continuation
 from test_generate_settings import VOCAB, model_with
 
@@ -115,83 +120,111 @@ def test_token_types_are_taken_where_they_say_nothing():
             generate(model, [3, 4], token_type_ids=types)
 
 
-BAD_PROMPTS = {
-    "no tokenizer": ("some text", {}, TypeError, "the prompt is text .*give tokenizer="),
-    "a dict": ({"input_ids": [1, 2]}, {}, TypeError, r"dict with input_ids; .*\*\*inputs"),
-    "nothing": (None, {}, TypeError, "input_ids is None; expected token ids"),
-    "a number": (3, {}, TypeError, "input_ids is 3; expected token ids"),
-    "words": (["a", "b"], {}, TypeError, "the prompt is text .*give tokenizer="),
-    "objects": ([object()], {}, TypeError, "expected token ids"),
-    "meta": (torch.ones(3, dtype=torch.long, device="meta"), {}, ValueError, "meta device"),
-    "masked": (np.ma.masked_array([1, 2], [0, 1]), {}, ValueError, "is a masked array"),
-    "mask of another length": ([1, 2], {"attention_mask": [1]}, ValueError, "as many entries"),
-    "mask that hides all": ([1, 2], {"attention_mask": [0, 0]}, ValueError, "one visible token"),
-    "tokenizer": ("text", {"tokenizer": "dir"}, TypeError, "tokenizer is a str"),
-}  # fmt: skip
+class NotHeads:
+    """No callable."""
 
 
-BAD_OPTIONS = {
-    "max_new_tokens": ("4", TypeError, "max_new_tokens is '4'; expected an integer, 1 or more"),
-    "stop_token_ids": ([-1], ValueError, "stop token id is -1; expected 0..39"),
-    "stop_token_ids 3": ("abc", TypeError, "stop_token_ids is 'abc'; expected a list"),
-    "stop_token_ids 4": (1.5, TypeError, "stop_token_ids is 1.5; expected a list"),
-    "stop_token_ids 5": (["a"], TypeError, "a stop token id is 'a'; expected an integer, 0..39"),
-    "heads": (lambda _: None, TypeError, "heads returned NoneType; expected a tensor of logits"),
-    "max_nodes": (1.5, TypeError, "max_nodes is 1.5; expected an integer, 1..4096"),
-    "max_nodes 2": (100_000, ValueError, "max_nodes is 100000; expected 1..4096"),
-    "num_drafts": (100_000, ValueError, "num_drafts is 100000; expected 1..4096"),
-    "top_k": ("4", TypeError, "top_k is '4'; expected an integer, 1 or more"),
-    "alpha": ("4", TypeError, "alpha is '4'; expected a finite number"),
-    "temperature": (None, TypeError, "temperature is None; expected a finite number above 0"),
-    "lm": ("corpus.lm", TypeError, r"lm is a str; .*NGramLM.load\('corpus.lm'\)"),
-    "num_slots": (3, TypeError, r"unknown option 'num_slots'; did you mean .*expected of top_k"),
-    "drafter": (1.5, TypeError, "drafter is 1.5; expected the name of a strategy, a DraftConfig"),
-    "drafter 2": ([object()], TypeError, "a drafter with a method `propose`"),
-    "drafter 3": ("trees", ValueError, "strategy is 'trees'; did you mean 'tree'"),
-    "generation_config": ({"eos_token_id": 3}, TypeError, "generation_config is a dict"),
-}  # fmt: skip
+CHAT = [{"role": "user", "content": "Hello"}]
+LM = NGramLM.train([[1, 2, 3, 1, 2]], 2, vocab_size=VOCAB, smoothing="witten_bell")
+WIDE = NGramLM.train([[1, 2, 3, 1, 2]], 2, vocab_size=3 * VOCAB, smoothing="witten_bell")
+BAD_PROMPTS: list[tuple[Any, dict[str, Any], str]] = [
+    ("some text", {}, "the prompt is text .*give tokenizer="),
+    (["a", "b"], {}, "the prompt is text .*give tokenizer="),
+    ("text", {"tokenizer": "dir"}, "tokenizer is a str"),
+    (CHAT, {}, r"chat messages; .*tokenizer\.apply_chat_template\("),
+    ([CHAT, CHAT], {}, r"chat messages; .*tokenizer\.apply_chat_template\("),
+    ({"input_ids": [1, 2]}, {}, r"dict with input_ids; .*\*\*inputs"),
+    (None, {}, "input_ids is None; expected token ids"),
+    ([object()], {}, "expected token ids"),
+    (torch.ones(3, dtype=torch.long, device="meta"), {}, "meta device"),
+    (np.ma.masked_array([1, 2], [0, 1]), {}, "is a masked array"),
+    (np.zeros((0, 3), np.int64), {}, "there is no prompt"),
+    ([], {}, r"prompt has shape \(0,\).*one token or more"),
+    ([[1], []], {}, r"prompt 1 has shape \(0,\)"),
+    ([[[1, 2]]], {}, r"shape \(1, 2\)"),
+    ([1, VOCAB], {}, f"token id {VOCAB}; expected 0..{VOCAB - 1}"),
+    ([-1], {}, "token id -1"),
+    ([1] * 129, {"model": "gpt2"}, "positions for 128"),
+    ([1, 2], {"attention_mask": [1]}, "as many entries"),
+    ([1, 2], {"attention_mask": [0, 0]}, "one visible token"),
+    ([[1], [2]], {"attention_mask": [[1]]}, "attention_mask has 1 rows for 2 prompts"),
+]
+BAD_OPTIONS: list[tuple[str, Any, str]] = [
+    ("max_new_tokens", "4", "max_new_tokens is '4'; expected an integer, 1 or more"),
+    ("max_new_tokens", 0, "max_new_tokens is 0; expected 1 or more"),
+    ("stop_token_ids", [-1], "stop token id is -1; expected 0..39"),
+    ("stop_token_ids", "abc", "stop_token_ids is 'abc'; expected a list"),
+    ("stop_token_ids", ["a"], "a stop token id is 'a'; expected an integer, 0..39"),
+    ("heads", NotHeads(), r"heads is a NotHeads; .*, or DraftHeads$"),
+    ("heads", "my-heads", r"heads is a str; .*load_heads\('my-heads'\)"),
+    ("heads", lambda _: None, "heads returned NoneType; expected a tensor of logits"),
+    ("heads", lambda hidden: hidden, r"logits of shape \(1, 32\)"),
+    ("heads", lambda h: h.new_zeros(1, 2, 3 * VOCAB), f"a vocabulary of {3 * VOCAB}"),
+    ("heads", lambda hidden: hidden.new_zeros(1, 0, VOCAB), "one slot or more"),
+    ("heads", lambda hidden: hidden.new_full((1, 2, VOCAB), np.nan), "NaN"),
+    ("max_nodes", 1.5, "max_nodes is 1.5; expected an integer, 1..4096"),
+    ("max_nodes", 100_000, "max_nodes is 100000; expected 1..4096"),
+    ("max_nodes", "many", "max_nodes is 'many'"),
+    ("num_drafts", 0, "num_drafts is 0"),
+    ("top_k", VOCAB + 1, f"expected 1..{VOCAB}"),
+    ("top_k", "4", "top_k is '4'; expected an integer, 1 or more"),
+    ("alpha", "4", "alpha is '4'; expected a finite number"),
+    ("temperature", None, "temperature is None; expected a finite number above 0"),
+    ("temperature", np.nan, "temperature is nan"),
+    ("lm", "corpus.lm", r"lm is a str; .*NGramLM.load\('corpus.lm'\)"),
+    ("lm", ["x.lm"], "lm is a str; expected an NGramLM"),
+    ("lm", [LM] * 5, "5 LMs; expected at most 4"),
+    ("lm", WIDE, f"LM has a vocabulary of {3 * VOCAB}"),
+    ("sources", ("heads", "words"), "found 'words'; expected of heads, lm, text, store"),
+    ("sources", (), "sources: found none"),
+    ("sources", ("lm",), "sources has 'lm', and there is none; give lm="),
+    ("num_slots", 3, r"unknown option 'num_slots'; did you mean .*expected of top_k"),
+    ("strategy", "tree", "expected the strategy as the argument `drafter`"),
+    ("drafter", 1.5, "drafter is 1.5; expected the name of a strategy, a DraftConfig"),
+    ("drafter", [object()], "a drafter with a method `propose`"),
+    ("drafter", "trees", "strategy is 'trees'; did you mean 'tree'"),
+    ("drafter", "ngram", "'ngram' needs an LM; give lm="),
+    ("drafter", "tree", "'tree' needs draft heads and the model has none; give heads="),
+    ("drafter", "draft_model", "needs a draft model; give draft_model="),
+    ("draft_model", object(), "'mixture' does not use a draft model"),
+    ("acceptance", TopKMatch, "acceptance is"),
+    ("certificate", "yes", "certificate is 'yes'"),
+    ("constraint", 3, "constraint is a int"),
+    ("generation_config", {"eos_token_id": 3}, "generation_config is a dict"),
+    ("do_sample", True, r"is a generation .*GenerationConfig\(do_sample=..\).*Sampled"),
+    ("num_beams", 2, r"is a generation .*generation_config=GenerationConfig\(num_beams=..\)$"),
+]
+OF_P_BEST = ("top_k", "num_drafts", "alpha", "temperature")
 
 
-def assert_one_line(caught, message) -> None:
+def check_error(prompt: Any, options: dict[str, Any], message: str) -> None:
+    """One line that begins with the function that was called, or the drafter."""
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        generate(model_with(options.pop("model", "llama")), prompt, **options)
+    assert re.match(r"(generate|\w+Drafter|Mixture): ", str(caught.value))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
-    caught.match(message)
 
 
-@pytest.mark.parametrize("case", BAD_PROMPTS)
-def test_a_bad_prompt_ends_in_one_clear_line(case):
-    prompt, options, kind, message = BAD_PROMPTS[case]
-    with pytest.raises(kind) as caught:
-        generate(model_with(), prompt, "greedy", **options)
-    assert_one_line(caught, message)
+@pytest.mark.parametrize(("prompt", "options", "message"), BAD_PROMPTS)
+def test_a_bad_prompt_ends_in_one_clear_line(prompt, options, message):
+    check_error(prompt, {"drafter": "greedy", **options}, message)
 
 
-@pytest.mark.parametrize("case", BAD_OPTIONS)
-def test_a_bad_option_ends_in_one_clear_line(case):
-    value, kind, message = BAD_OPTIONS[case]
-    with pytest.raises(kind) as caught:
-        generate(model_with(), [1, 2, 3], **{case.split()[0]: value})
-    assert_one_line(caught, message)
+@pytest.mark.parametrize(("name", "value", "message"), BAD_OPTIONS)
+def test_a_bad_option_ends_in_one_clear_line(name, value, message):
+    options: dict[str, Any] = {"drafter": "tree"} if name == "heads" else {}
+    if name in OF_P_BEST:
+        options = {"drafter": "p_best", "heads": lambda h: h.new_zeros(len(h), 2, VOCAB)}
+    check_error([1, 2, 3], {**options, name: value}, message)
 
 
-def test_other_callers_of_the_same_checks():
-    with pytest.raises(ValueError, match="'ngram' needs an LM; give lm="):
-        make_drafter(DraftConfig("ngram"))
-    with pytest.raises(ValueError, match="'tree' does not use a draft model"):
-        make_drafter(DraftConfig("tree"), DraftSources(draft_model=model_with()))
-    messages = [{"role": "user", "content": "Hello"}]
-    for chats in (messages, [messages, messages]):
-        with pytest.raises(TypeError, match=r"chat messages; .*tokenizer\.apply_chat_template\("):
-            generate(model_with(), chats)
-    with pytest.raises(ValueError, match="attention_mask has 1 rows for 2 prompts"):
-        generate(model_with(), [[1], [2]], attention_mask=[[1]])
-
-
-def test_a_model_without_weights_is_refused():
-    with torch.device("meta"):
-        model = LlamaForCausalLM(
-            LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
-                        intermediate_size=8)
-        )  # fmt: skip
-    with pytest.raises(ValueError, match="weights are on the meta device"):
-        generate(model, [1, 2])
+def test_decode_and_custom_generate_name_themselves():
+    with pytest.raises(ValueError, match=r"^decode: prompt: found token id 40"):
+        decode(model_with(), [VOCAB], NoDrafter())
+    with pytest.raises(TypeError, match=r"^CustomGenerate: acceptance is <class"):
+        CustomGenerate(acceptance=TopKMatch)
+    with pytest.raises(TypeError, match="CustomGenerate: max_nodes given with a drafter"):
+        CustomGenerate(drafter=NoDrafter(), max_nodes=3)
+    with pytest.raises(TypeError, match=r"heads is 'tree', .*CustomGenerate\(drafter='tree'\)"):
+        CustomGenerate("tree")

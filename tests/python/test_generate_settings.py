@@ -100,15 +100,6 @@ def test_settings_of_the_model_are_honored(kind, case):
         assert result.finish == ("stop_token" if result.token_ids[-1] in ends else "length")
 
 
-def test_settings_change_the_text_here():
-    # what the tests above compare is not plain greedy's text
-    bare = [plain_continuation(model_with(), prompt) for prompt in prompts()]
-    for case, settings in SETTINGS.items():
-        if case != "forced end":
-            model = model_with(**settings)
-            assert [plain_continuation(model, prompt) for prompt in prompts()] != bare, case
-
-
 def test_a_batch_is_equal_to_each_text_alone():
     model = model_with(**SETTINGS["all"])
     texts = prompts(5, seed=1)
@@ -119,17 +110,6 @@ def test_a_batch_is_equal_to_each_text_alone():
     drafters = [PlantedDrafts(text, VOCAB) for text in wanted]
     results = generate(model, texts, drafter=drafters, max_new_tokens=NEW)
     assert [result.token_ids for result in results] == wanted
-
-
-def test_a_generation_config_replaces_the_models():
-    model = model_with(eos_token_id=3, repetition_penalty=1.3)
-    own = GenerationConfig(repetition_penalty=1.0, no_repeat_ngram_size=2, eos_token_id=[5, 9])
-    for prompt in prompts():
-        wanted = plain_continuation(
-            model, prompt, repetition_penalty=1.0, no_repeat_ngram_size=2, eos_token_id=[5, 9]
-        )
-        result = generate(model, prompt, "greedy", generation_config=own, max_new_tokens=NEW)
-        assert result.token_ids == wanted
 
 
 def test_stop_tokens_of_the_caller_replace_those_of_the_model():
@@ -177,13 +157,6 @@ def test_a_model_that_samples_by_itself_is_greedy_by_default():
     assert sampled.token_ids != plain
 
 
-def test_processors_come_before_a_rule_of_acceptance():
-    model = model_with(suppress_tokens=[token for token in range(VOCAB) if token % 2])
-    results = generate(model, [1, 2], "greedy", acceptance=Sampled(5.0), max_new_tokens=40)
-    assert all(token % 2 == 0 for token in results.token_ids)
-    assert len(set(results.token_ids)) > 4
-
-
 REFUSED = {
     "num_beams": {"num_beams": 4},
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
@@ -201,13 +174,6 @@ def test_what_cannot_be_honored_is_refused_by_name(name):
     config = GenerationConfig(**REFUSED[name])
     with pytest.raises(ValueError, match=rf"^generate: {name}="):
         generate(model_with(), [1, 2, 3], "greedy", generation_config=config)
-
-
-def test_beams_of_the_model_may_be_turned_off():
-    model = model_with(num_beams=4)
-    config = GenerationConfig(num_beams=1)
-    result = generate(model, [1, 2, 3], "greedy", generation_config=config, max_new_tokens=NEW)
-    assert result.token_ids == plain_continuation(model, [1, 2, 3], num_beams=1)
 
 
 def test_certificates_are_for_plain_greedy_text():

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lattice_bpd.decode import DecodeState, generate
-from lattice_bpd.verify import Sampled
+from lattice_bpd.decode import generate
 from lattice_bpd_conformance.check import InformedHeads
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
 
@@ -62,22 +61,8 @@ def test_features_of_a_recurrent_target() -> None:
     check("mamba", 1, (0,), drafter="bpd")
 
 
-def test_features_with_a_rule_that_samples() -> None:
-    check("llama", 3, (0,), acceptance=Sampled(temperature=1e-6))
-
-
 def test_layers_that_the_target_does_not_have() -> None:
     model = build_target("llama")
     heads = WatchingHeads([[1, 2]], VOCAB, layers=(0, 7))
     with pytest.raises(ValueError, match=r"read layers \(0, 7\) of LlamaForCausalLM, which has"):
         generate(model, PROMPTS[0], heads=heads)
-
-
-def test_heads_without_layers_get_no_features() -> None:
-    class Heads(InformedHeads):
-        def read_states(self, states: Sequence[DecodeState]) -> Tensor:
-            assert not any(state.features for state in states)
-            return super().read_states(states)
-
-    model = build_target("llama")
-    assert generate(model, PROMPTS[0], heads=Heads([[1, 2]], VOCAB))

@@ -15,12 +15,10 @@ pytest.importorskip("tokenizers")
 
 import tokenizers
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from blockwise_models import VOCAB, looping_text, trained_model
-from lattice_bpd import FormatError
 from lattice_bpd.cli import main
-from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, load_heads
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig
@@ -57,7 +55,6 @@ def folder(tmp_path_factory) -> Path:
         tokenizer.save(str(path / name / "tokenizer.json"))
     ids = looping_text(900, seed=9).tolist()
     lines = [" ".join(f"t{i}" for i in ids[40 * n : 40 * n + 8]) for n in range(9)]
-    (path / "text.txt").write_text("\n\n".join(lines))
     (path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": line}) for line in lines))
     return path
 
@@ -116,38 +113,6 @@ def test_published_heads_are_read_like_those_saved_here(folder, tmp_path, own, m
     ).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (
-            '{"architectures": ["LlamaForCausalLMEagle3"]}',
-            "architectures ['LlamaForCausalLMEagle3'",
-        ),
-        ('{"medusa_num_heads": 3', "config.json: cannot be read (Expecting ',' delimiter"),
-        ("{}", "has no architectures; expected DFlash"),
-        ('{"architectures": ["Qwen3XPressModel"]}', "is a xPress drafter"),
-    ],
-)
-def test_folders_that_nobody_can_read_say_why(folder, tmp_path, capsys, config, reason):
-    (tmp_path / "config.json").write_text(config)
-    arguments = ["generate", folder / "plain", "--prompt", "t1", "--heads", tmp_path]
-    assert main([str(argument) for argument in arguments]) == 2
-    error = capsys.readouterr().err
-    assert "has no draft heads" in error or "xPress" in error
-    assert reason in error
-
-
-@pytest.mark.parametrize("name", ["heads", "medusa", "block"])
-def test_heads_of_a_folder_draft_for_a_model_of_another_dtype(folder, name):
-    model = AutoModelForCausalLM.from_pretrained(folder / "plain", dtype="bfloat16")
-    prompt = torch.tensor([[1, 2, 3]])
-    plain = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12
-    )
-    result = generate(model, [1, 2, 3], "tree", heads=load_heads(folder / name), max_new_tokens=12)
-    assert result.token_ids == plain[0, 3:].tolist()
-
-
 def test_generate_with_heads_from_beside_is_that_of_one_folder(folder, capsys):
     def generate(model: str, *options: object) -> dict:
         arguments = ["generate", folder / model, "--prompt", "t1 t2 t3", "--json",
@@ -185,54 +150,27 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        ("plain", [], "); give --heads DIR, or a folder that `lattice-bpd heads train` wrote "
-         "without --heads-only"),
-        ("plain", [], "plain has no draft heads (blockwise_heads.json, heads.json, "),
         ("heads", [], "heads holds draft heads only; give the model's folder as the model, and "
          "this one as --heads"),
         ("medusa", [], "medusa holds draft heads only; give the model's folder"),
-        ("block", [], "block holds draft heads only; give the model's folder"),
         ("plain", ["--heads", "{0}/plain"], "plain: the folder has no draft heads"),
         ("plain", ["--heads", "{0}/nowhere"], "nowhere: no such folder; expected the folder of the "
          "draft heads"),
         ("nowhere", [], "nowhere: no such folder; expected the folder of a causal LM"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("command", ["record", "evaluate", "tune", "generate"])
-def test_folders_without_heads_or_model_say_so(
-    command, folder, tmp_path, capsys, model, options, message
-):
-    if command == "generate" and model == "plain" and not options:
-        pytest.skip("it drafts without heads")
-    target = str(folder / model)
+def test_folders_without_heads_or_model_say_so(folder, capsys, model, options, message):
     options = [option.format(folder) for option in options]
-    if command == "generate":
-        arguments = ["generate", target, "--prompt", "t1"]
-    elif command == "tune":
-        run = record(folder, tmp_path / "run", "full", "--limit", "1")
-        arguments = ["tune", str(run), "--measure", target]
-    else:
-        arguments = [command, "--model", target, "--task", "text", "--data",
-                     str(folder / "text.txt"), "--out", str(tmp_path / "out")]  # fmt: skip
-    assert main([*arguments, *options]) == 2
+    assert main(["generate", str(folder / model), "--prompt", "t1", *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_heads_where_nothing_uses_them_say_so(folder, tmp_path, capsys):
-    heads = ["--heads", str(folder / "heads")]
-    assert main(["tune", str(tmp_path), "--cost", "cost.json", *heads]) == 2
-    assert "tune: --heads without --measure" in capsys.readouterr().err
-    assert main(["evaluate", "--quick", "--out", str(tmp_path), *heads]) == 2
-    assert "--quick brings heads" in capsys.readouterr().err
-
-
-def test_a_model_is_loaded_with_heads_of_another_folder(folder):
-    model = BlockwiseLM.from_pretrained(folder / "plain", folder / "heads")
-    assert torch.equal(model.heads.outer_weight, trained_model().heads.outer_weight)
-    with pytest.raises(
-        FormatError, match=r"plain: no draft heads in this folder \(blockwise_heads"
-    ):
-        BlockwiseLM.from_pretrained(folder / "plain")
+def test_record_needs_heads(folder, tmp_path, capsys):
+    rows, out = str(folder / "rows.jsonl"), str(tmp_path / "record")
+    arguments = ["--model", str(folder / "plain"), "--task", "jsonl", "--data", rows, "--out", out]
+    assert main(["record", *arguments]) == 2
+    message = "plain has no draft heads (blockwise_heads.json, heads.json, "
+    assert message in capsys.readouterr().err
 
 
 def test_load_heads_says_what_is_wrong_with_a_path(folder):
@@ -241,7 +179,7 @@ def test_load_heads_says_what_is_wrong_with_a_path(folder):
     with pytest.raises(FileNotFoundError, match="hf download someone/medusa --local-dir DIR"):
         load_heads("someone/medusa")
     with pytest.raises(NotADirectoryError, match="is a file; expected the folder of the heads"):
-        load_heads(folder / "text.txt")
+        load_heads(folder / "rows.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -271,10 +209,3 @@ def test_heads_of_a_distribution_that_is_missing_name_it(
         load_heads(tmp_path)
     assert main(["generate", str(tmp_path), "--prompt", "t1"]) == 2
     assert f"pip install {distribution}" in capsys.readouterr().err
-
-
-def test_heads_of_the_core_need_no_distribution(folder, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
-    assert load_heads(folder / "heads").num_heads == trained_model().num_heads
-    with pytest.raises(FormatError, match="lattice-bpd-drafters, a Medusa checkpoint or a block"):
-        load_heads(folder / "block")

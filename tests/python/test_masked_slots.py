@@ -129,31 +129,6 @@ def test_a_masked_slot_ends_the_lattice(rng: np.random.Generator, name: str, lm:
                 np.testing.assert_array_equal(mine, other)
 
 
-def test_a_scorer_is_not_called_if_no_lattice_has_a_slot(lm: NGramLM) -> None:
-    class NoScorer(NGramScorer):
-        def start(self, contexts: Any) -> Any:
-            raise AssertionError(f"there is nothing to score for {contexts}")
-
-    masked = np.full((2, 3, VOCAB), -INF, np.float32)
-    candidates = select_top_k(masked, TOP_K, log_softmax=False, where="test")
-    assert search_drafts(candidates, [[], []], NoScorer(lm)).counts.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_trees_for_verification(rng: np.random.Generator, lm: NGramLM) -> None:
-    from lattice_bpd.verify.search import search_trees
-
-    logits, ends, contexts = random_logits(rng)
-    contexts = [[*context, 1] for context in contexts]
-    candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
-    for options in ({"number": 20}, {"kind": "drafts", "number": 6}):
-        trees = search_trees(candidates, contexts, lm, [99] * len(ends), alpha=0.5, **options)
-        for tree, end, row in zip(trees, ends, logits, strict=True):
-            assert tree.max_depth == end
-            for token, depth in list(zip(tree.token_ids, tree.depths, strict=True))[1:]:
-                assert row[depth - 1, token] > -INF
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fst_export(rng: np.random.Generator, lm: NGramLM) -> None:
     pytest.importorskip("pywrapfst")

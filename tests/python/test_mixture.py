@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -11,17 +10,13 @@ import pytest
 pytest.importorskip("torch")
 
 
-from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
+from blockwise_models import VOCAB, model_of, plain_greedy
 from lattice_bpd import NGramLM, _core
 from lattice_bpd.decode import generate
 from lattice_bpd.decode.drafters import MixtureDrafter, TextStore
-from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts, ModelCosts
 from lattice_bpd.draft.mixture import (
     Gates,
-    KnownText,
-    fit_gates,
     make_mixture,
-    replay_text,
     source_names,
 )
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -107,26 +102,6 @@ def test_trees_are_those_of_the_oracle(kinds, is_chain, tmp_path):
             assert path in by_path or math.isclose(prob, ends, rel_tol=1e-4), where
 
 
-def test_worked_example():
-    """The counts of one text, by hand.
-
-    After 1 2 of the text 1 2 3 1 2 4 1 2, the tokens 3 and 4 came once each. The suffix 2 has
-    l = 2 / 4 and P_1(3) = 1/2 * 1/2; the suffix 1 2 has the same, so P(3) = 1/2 * 1/4 + 1/4. After
-    3 only 1 came: l = 1/2 for each of the suffixes 3, 2 3, 1 2 3, so P(1) = 1/2 + 1/4 + 1/8.
-    """
-    names = source_names(0, heads=False, text=True, store=False)
-    weights = np.zeros((1, _core.gate_bins(list(names))[1]))
-    core = make_mixture(5, [], heads=False, text=True, store=None, gates=Gates(names, weights))
-    text = _core.MixtureText(core)
-    text.append([1, 2, 3, 1, 2, 4, 1, 2])
-    tree = PrefixTree.of(_core.search_mixtures([text], [2], 4)[0])
-    assert tree.token_ids == [2, 3, 4, 1, 1]
-    assert tree.parents == [-1, 0, 0, 1, 2]
-    np.testing.assert_allclose(
-        np.exp(tree.log_probs), [0.375, 0.375, 0.375 * 0.875, 0.375 * 0.875], rtol=1e-6
-    )
-
-
 def test_size_by_cost_is_the_best_of_all_sizes(tmp_path):
     rng = np.random.default_rng(5)
     core, *_ = make(rng, tmp_path, 1, False, True, False)
@@ -151,40 +126,6 @@ def test_size_by_cost_is_the_best_of_all_sizes(tmp_path):
         assert ratios[size] >= ratios.max() * (1.0 - (1e-6 if len(texts) == 1 else 0.05))
         for tree, full in zip(cut, whole, strict=True):
             assert tree.token_ids == full.token_ids[: len(tree)]
-
-
-def test_gates_follow_the_text_and_fit():
-    """A source that is always right gets the weight; the fit finds it too."""
-    names = source_names(0, heads=True, text=True, store=False)
-    num_bins = _core.gate_bins(list(names))[1]
-    gates = Gates(names, np.zeros((2, num_bins)))
-    core = make_mixture(50, [], heads=True, text=True, store=None, gates=gates)
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 8, 200).tolist()
-    ids, log_probs = [], []
-    for position in range(100, 200):  # the first candidate is right, the text is not
-        true = tokens[position + 1] if position < 199 else 0
-        ids.append([[true, 40]])
-        log_probs.append([[math.log(0.9), math.log(0.1)]])
-    candidates = np.array(ids, np.int32), np.array(log_probs, np.float32)
-    text = KnownText(tokens, 100, candidates)
-    result = replay_text(core, text, max_nodes=4)
-    bins, active, probs = result.examples
-    fitted = fit_gates(bins, active, probs, num_bins)
-
-    def likelihood(weights):
-        one_hot = np.zeros((len(bins), num_bins + 1))
-        np.put_along_axis(one_hot, np.where(bins < 0, num_bins, bins), 1.0, axis=1)
-        scores = np.where(active, one_hot[:, :num_bins] @ weights.T, -np.inf)
-        shares = np.exp(scores - scores.max(1, keepdims=True))
-        q = (shares / shares.sum(1, keepdims=True) * probs).sum(1)
-        return float(np.log(q[q > 0]).mean())
-
-    assert likelihood(fitted) > likelihood(np.zeros((2, num_bins))) + 0.1
-    late, early = result.sizes[-20:], result.sizes[:20]
-    assert len(late) == len(early)
-    frozen = _core.Mixture(50, True, [], True, None, 0.0, gates.weights)
-    assert result.calls <= replay_text(frozen, text, max_nodes=1).calls
 
 
 def test_rejects_bad_input():
@@ -213,30 +154,6 @@ PROMPTS = [
 ]
 
 
-@functools.cache
-def small_lm(seed: int = 1) -> NGramLM:
-    text = looping_text(2000, seed=seed)
-    return NGramLM.train([text], 3, vocab_size=VOCAB, smoothing="witten_bell")
-
-
-def test_a_chain_is_one_path():
-    drafter = MixtureDrafter([small_lm()], heads=True, max_nodes=6)
-    for layout, most_leaves in (("chain", 1), ("tree", 6)):
-        leaves = []
-        propose = drafter.propose
-
-        def watched(states, propose=propose, leaves=leaves):
-            trees = propose(states)
-            leaves += [tree.count_leaves() for tree in trees]
-            return trees
-
-        drafter.propose = watched  # type: ignore[method-assign]
-        generate(model_of("trained"), PROMPTS[1], drafter, layout=layout, max_new_tokens=20)
-        drafter.propose = propose  # type: ignore[method-assign]
-        assert max(leaves) <= most_leaves
-        assert layout == "chain" or max(leaves) > 1
-
-
 def test_a_store_drafts_texts_served_before():
     model, store = model_of("llama"), TextStore(1000)
     wanted = plain_greedy(model, PROMPTS[2], 30)
@@ -248,66 +165,3 @@ def test_a_store_drafts_texts_served_before():
         calls.append(result.stats.target_calls)
     assert calls[1] < calls[0] // 2
     assert store.token_ids.tolist()[:32] == [*PROMPTS[2], *wanted][:32]
-
-
-def simulate(slope: float, steps: int = 200) -> tuple[CallCosts, list[int]]:
-    """Costs of calls of 1 + slope * n milliseconds, and the sizes that were asked for."""
-    costs, asked = CallCosts(), []
-    rng = np.random.default_rng(0)
-    for step in range(steps):
-        size = costs.next_to_measure()
-        asked.append(-1 if size is None else size)
-        used = int(rng.choice([4, 8, 12])) if size is None else size
-        first_is_slow = 2.0 if step == 0 else 1.0
-        costs.add(used, 1e-3 * (1.0 + slope * used) * first_is_slow * rng.uniform(0.95, 1.05))
-    return costs, asked
-
-
-@pytest.mark.parametrize("slope", [0.0, 0.02, 0.2])
-def test_costs_are_those_of_the_calls(slope):
-    costs, asked = simulate(slope)
-    times = costs.times(16)
-    expected = 1e-3 * (1.0 + slope * np.arange(17))
-    np.testing.assert_allclose(times, expected, rtol=0.15 if slope < 0.1 else 0.25)
-    assert (np.diff(times) >= 0.0).all()
-    assert asked[:2] == [0, 0]
-    assert {size for size in asked if size > 0} <= set(SIZES)
-    assert asked.count(-1) > 185
-
-
-def test_interruptions_and_a_slower_machine():
-    costs, _ = simulate(0.02)
-    before = costs.times(8)
-    costs.add(8, 10.0)  # the process was stopped
-    np.testing.assert_array_equal(costs.times(8), before)
-    for _ in range(200):
-        costs.add(8, 2.0 * 1.16e-3)  # everything takes twice as long, other sizes too
-    np.testing.assert_allclose(costs.times(8), 2.0 * before, rtol=0.25)
-
-
-def test_nothing_is_drafted_where_it_does_not_pay(monkeypatch):
-    """Each draft token doubles the time of a call: none is verified, and the output is right."""
-    costs = ModelCosts()
-    monkeypatch.setattr(CallCosts, "times", lambda _self, size: 2.0 ** np.arange(size + 1))
-    drafter = MixtureDrafter([small_lm()], heads=True, costs=costs)
-    result = generate(model_of("trained"), PROMPTS[1], drafter, max_new_tokens=30)
-    assert result.token_ids == plain_greedy(model_of("trained"), PROMPTS[1], 30)
-    assert result.stats.verified_tokens <= 2  # trials
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"sources": ("heads", "words")}, "found 'words'; expected of heads, lm, text, store"),
-        ({"sources": ()}, "sources: found none"),
-        ({"sources": ("lm",)}, "sources has 'lm', and there is none; give lm="),
-        ({"max_nodes": "many"}, "max_nodes"),
-        ({"max_nodes": 0}, "max_nodes is 0"),
-        ({"lm": ["x.lm"]}, "lm is a str; expected an NGramLM"),
-        ({"lm": [small_lm()] * 5}, "5 LMs; expected at most 4"),
-        ({"alpha": 0.5}, "strategy 'mixture' does not use alpha"),
-    ],
-)
-def test_errors(arguments, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        generate(model_of("llama"), PROMPTS[0], max_new_tokens=8, **arguments)

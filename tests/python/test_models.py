@@ -8,30 +8,22 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from blockwise_models import HEADS, VOCAB, model_of
+from blockwise_models import HEADS, VOCAB, looping_text, model_of
 from lattice_bpd import FormatError
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, CallableHeads, SequentialHeads
+from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
 SLOTS = HEADS - 1
+WIDTH = 32
 
 
 def ids(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_head_one_is_the_target_itself(kind):
-    model, batch = model_of(kind), ids(3, 7)
-    with torch.inference_mode():
-        output = model(batch)
-        torch.testing.assert_close(output.logits, model.base(input_ids=batch).logits)
-    assert output.logits.shape == (3, 7, VOCAB)
-    assert output.hidden.shape == (3, 7, 32)
-    assert output.head_logits is None
-    assert output.cache is None
 
 
 def test_a_head_is_residual_plus_one_hidden_layer_through_the_tied_embedding():
@@ -65,25 +57,6 @@ def test_states_and_gradients_of_some_slots_are_those_of_all(slots, is_trained):
             torch.autograd.grad(some.square().sum(), weights),
             torch.autograd.grad(all_slots[:, :, list(slots)].square().sum(), weights),
         )
-
-
-def test_head_logits_only_at_requested_positions():
-    model, batch = model_of("llama"), ids(2, 6)
-    positions = torch.tensor([[5, 0], [2, 3]])
-    with torch.inference_mode():
-        output = model(batch, head_positions=positions, logit_positions=1)
-        assert output.logits.shape == (2, 1, VOCAB)
-        assert output.head_logits.shape == (2, 2, SLOTS, VOCAB)
-        expected = model.head_logits(output.hidden[1, 3])
-    torch.testing.assert_close(output.head_logits[1, 1], expected)
-
-
-def test_new_heads_start_as_copies_of_the_target():
-    model = BlockwiseLM(model_of("gpt2").base, num_heads=3)
-    with torch.inference_mode():
-        output = model(ids(1, 4), head_positions=torch.tensor([[3]]))
-    for slot in range(2):
-        torch.testing.assert_close(output.head_logits[0, 0, slot], output.logits[0, 3])
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -144,3 +117,53 @@ def test_wrong_sizes_are_refused():
         model_of("gpt2")(ids(4))
     with pytest.raises(TypeError, match="no output embedding"):
         BlockwiseLM(model_of("gpt2").base.transformer)
+
+
+class MtpStep(nn.Module):
+    """One depth of multi-token prediction: joins state and embedding, then a small network."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.join = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(depth))
+
+    def forward(self, states, embeddings, slot):
+        both = torch.cat([F.normalize(states, dim=-1), F.normalize(embeddings, dim=-1)], dim=-1)
+        return states + F.silu(self.join[slot](both))
+
+
+def test_heads_in_turn_see_state_and_token_before_them():
+    base, step = model_of("llama").base, MtpStep(3)
+    heads = SequentialHeads(step, 3, base)
+    hidden, exact = torch.randn(4, WIDTH), torch.tensor([5, 0, 47, 9])
+    embed, project = base.get_input_embeddings(), base.get_output_embeddings()
+    with torch.inference_mode():
+        logits = heads(hidden, exact)
+        for row in range(4):
+            state, token = hidden[row : row + 1], exact[row : row + 1]
+            for slot in range(3):
+                state = step(state, embed(token), slot)
+                torch.testing.assert_close(logits[row, slot], project(state)[0])
+                token = project(state).argmax(-1)
+        assert torch.equal(heads(hidden), heads(hidden, project(hidden).argmax(-1)))
+    assert not any("_target" in name for name, _ in heads.named_parameters())
+    assert heads(hidden[0]).shape == (3, VOCAB)
+
+
+def test_sources_that_do_not_fit_are_refused(tmp_path):
+    base = model_of("llama").base
+    with pytest.raises(TypeError, match=r"heads is a function; .*CallableHeads\(function, num_slo"):
+        BlockwiseLM(base, heads=lambda hidden: hidden)
+    with pytest.raises(ValueError, match=r"shape \(1, 2, 48\) .*expected \(1, 3, V\)"):
+        BlockwiseLM(base, heads=CallableHeads(lambda hidden: hidden.new_zeros(1, 2, VOCAB), 3))
+    with pytest.raises(ValueError, match="vocabulary of 9, the target one of 48"):
+        BlockwiseLM(base, heads=CallableHeads(lambda hidden: hidden.new_zeros(1, 3, 9), 3))
+    for kind in (CallableHeads, lambda f, n: SequentialHeads(f, n, base)):
+        with pytest.raises(ValueError, match="num_slots is 0; expected 1 or more"):
+            kind(np.array, 0)
+    model = BlockwiseLM(base, heads=CallableHeads(lambda states: states.new_zeros(1, 3, VOCAB), 3))
+    with pytest.raises(TypeError, match="CallableHeads, which have no file format"):
+        model.save_pretrained(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(TypeError, match="the heads are CallableHeads; expected BlockwiseHeads"):
+        train_blockwise(model, looping_text(), TrainOptions(steps=1, sequence_length=8))

@@ -17,12 +17,10 @@ from blockwise_models import (
     random_model,
     trained_model,
 )
-from lattice_bpd import DraftConfig, NGramLM
-from lattice_bpd.decode import DecodeStats, DraftingModel, decode, generate
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import DecodeStats, decode, generate
 from lattice_bpd.decode.drafters import NeuralScorer, ScorerDrafter, ScorerWarning
 from lattice_bpd.draft import MixtureScorer, TransitionScorer
-from lattice_bpd.draft.scorers import search_drafts
-from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd_kim2024.small_models import build_rescorer
 
 PROMPT = looping_text(20)[3:15].tolist()
@@ -98,60 +96,6 @@ def test_neural_batch_scores_are_those_of_reading_each_text(num_drafts):
     results = decode(model, prompts, drafter, max_new_tokens=25)
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == plain_greedy(model, prompt, 25)
-        assert result.stats.scorer_failures == {}
-
-
-def test_neural_rescoring_is_algorithm_2():
-    """Slot by slot z_j[S_j] + alpha * r[S_j], with the rescorer's logits themselves."""
-    model, small = trained_model(), rescorer()
-    drafting = DraftingModel(model)
-    with torch.inference_mode():
-        hidden = model.base.base_model(input_ids=torch.tensor([PROMPT])).last_hidden_state[:, -1]
-        exact = int(model.output_embedding(hidden).argmax())
-        logits = drafting.head_logits(hidden)[0]
-    tokens, expected = [*PROMPT, exact], []
-    for row in logits:
-        scores, ids = row.topk(5)
-        with torch.inference_mode():
-            r = small.base(input_ids=torch.tensor([tokens])).logits[0, -1]
-        expected.append(int(ids[(scores + 0.4 * r[ids]).argmax()]))
-        tokens.append(expected[-1])
-    candidates = select_top_k(logits, 5, log_softmax=False, where="test")
-    drafts = search_drafts(candidates, [[*PROMPT, exact]], NeuralScorer(small), alpha=0.4)
-    assert drafts.token_ids[0, 0].tolist() == expected
-
-
-def test_neural_rescorer_reads_the_prompt_once_and_one_token_a_call():
-    model = trained_model()
-    scorer = NeuralScorer(model)  # the target itself: its drafts are accepted but for the top k
-    drafter = ScorerDrafter(scorer, top_k=8, alpha=5.0)
-    result = decode(model, PROMPT, drafter, max_new_tokens=40)
-    steps = result.stats.target_calls - 1
-    assert scorer.calls <= model.num_slots * steps
-    # Each step's draft but its last token, the exact token, and that last one where it was kept.
-    most = len(PROMPT) + steps * (model.num_slots + 1)
-    assert scorer.tokens_read <= most
-    assert result.stats.block_efficiency > 3
-
-
-def test_neural_scorer_continues_with_another_text():
-    scorer, plain = NeuralScorer(rescorer()), PlainScorer(rescorer())
-    wanted = np.arange(8, dtype=np.int32)[None]
-    for texts in ([PROMPT], [PROMPT[:4]], [[1, 2, 3], PROMPT], [PROMPT, PROMPT], [[5]], [[9] * 50]):
-        candidates = np.repeat(wanted, len(texts), axis=0)
-        log_probs = scorer.score(scorer.start(texts), candidates)
-        np.testing.assert_allclose(log_probs, plain.score(texts, candidates), atol=2e-4)
-
-
-def test_neural_mixture_and_names():
-    model = trained_model()
-    lm = NGramLM.train([looping_text(500)], 3, vocab_size=VOCAB, smoothing="absolute")
-    expected = plain_greedy(model, PROMPT, 20)
-    mixture = MixtureScorer([(NeuralScorer(model), 1.0), (lm, 0.3)])
-    for strategy, scorer in (("neural", model.base), ("neural", mixture), ("p_best", mixture)):
-        config = DraftConfig(strategy, top_k=4, num_drafts=3)
-        result = generate(model, PROMPT, config, lm=scorer, max_new_tokens=20)
-        assert result.token_ids == expected
         assert result.stats.scorer_failures == {}
 
 
@@ -245,16 +189,3 @@ def test_scorers_that_do_not_fit_are_refused():
 def test_scorer_drafter_refuses(options, message):
     with pytest.raises(ValueError, match=f"ScorerDrafter: {message}"):
         ScorerDrafter(PlainScorer(None), **options)
-
-
-def test_rescorer_of_no_size_is_refused():
-    with pytest.raises(ValueError, match="expected one of tiny, small, 32M, 61M, 94M"):
-        build_rescorer("7B", 100)
-
-
-def test_recurrent_rescorers_are_refused():
-    from transformers import MambaConfig, MambaForCausalLM
-
-    config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1)
-    with pytest.raises(ValueError, match="recurrent state"):
-        NeuralScorer(MambaForCausalLM(config))

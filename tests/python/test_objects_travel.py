@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 
 from lattice_bpd import (
-    Drafts,
     FormatError,
     NGramLM,
-    SausageLattice,
     rescore_lattice,
     rescore_tree,
     sample_tree,
@@ -35,12 +32,6 @@ def deep(value: Any) -> Any:
 
 
 WAYS = [send, copy.copy, deep]
-
-
-def scores_in_a_new_process(lm: NGramLM, lattice: SausageLattice, drafts: Drafts) -> Any:
-    """Runs in a process that has imported nothing before."""
-    rescored = rescore_lattice(lattice, [1], lm, num_drafts=3, alpha=1.0)
-    return lm.score(TEXT), rescored, drafts
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -84,16 +75,6 @@ def test_a_mapped_lm_travels_by_its_path(
     assert pickle.loads(by_bytes).num_ngrams == lm.num_ngrams  # noqa: S301
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_lattices(way: Any) -> None:
-    lattice = SausageLattice([([4, 1], [0.5, -1.25]), ([7], [2.0]), ([1], [-np.inf])])
-    again = way(lattice)
-    assert repr(again) == repr(lattice)
-    assert again.num_slots == 2
-    for ours, theirs in zip(again.scores, lattice.scores, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
 def results_of(lm: NGramLM, logits: Any) -> list[Any]:
     options: dict[str, Any] = {"top_k": 3}
     return [
@@ -120,16 +101,6 @@ def test_results_travel_and_compare_by_content(way: Any, small_lm: NGramLM) -> N
     assert results[0] != results[1]
 
 
-def test_results_of_torch_and_numpy_are_equal_by_content(small_lm: NGramLM) -> None:
-    torch = pytest.importorskip("torch")
-    ours = results_of(small_lm, LOGITS)[:2]
-    theirs = results_of(small_lm, torch.from_numpy(LOGITS))[:2]
-    assert ours == theirs == [send(result) for result in theirs]
-    assert not isinstance(theirs[0].token_ids, np.ndarray)
-    scores = theirs[0].scores.double()
-    assert Drafts(theirs[0].token_ids, scores, theirs[0].counts) != theirs[0]
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_prefix_trees(way: Any) -> None:
     tree_class = pytest.importorskip("lattice_bpd.verify").PrefixTree
@@ -147,20 +118,6 @@ def test_prefix_trees(way: Any) -> None:
         assert again.list_paths() == tree.list_paths()
         assert again.sampled_from is None
         np.testing.assert_array_equal(again.log_probs, tree.log_probs)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_sampled_prefix_trees_keep_their_distributions(way: Any, small_lm: NGramLM) -> None:
-    sampled = sample_tree(LOGITS[0], [1], small_lm, max_nodes=6, top_k=3, alpha=1.0)
-    tree_class = pytest.importorskip("lattice_bpd.verify").PrefixTree
-    tree = tree_class.from_nodes(1, sampled.token_ids[0], sampled.parents[0], 9)
-    tree.sampled_from = lambda node: sampled.sampled_from(0, node - 1)
-    again = way(way(tree))
-    for node in range(len(tree)):
-        ours, expected = again.sampled_from(node), sampled.sampled_from(0, node - 1)
-        assert (ours is None) == (expected is None)
-        for mine, other in zip(ours or (), expected or (), strict=True):
-            np.testing.assert_array_equal(mine, other)
 
 
 def drafters_of(lm: NGramLM) -> dict[str, Any]:
@@ -214,16 +171,3 @@ def test_scorers(way: Any, kind: str, small_lm: NGramLM, tmp_path: Path) -> None
         again.score(again.start([[1], [2, 0]]), candidates),
         scorer.score(scorer.start([[1], [2, 0]]), candidates),
     )
-
-
-def test_a_process_that_starts_afresh(small_lm: NGramLM, tmp_path: Path) -> None:
-    small_lm.save(tmp_path / "small.lm")
-    mapped = NGramLM.load(tmp_path / "small.lm")
-    lattice = SausageLattice([([1, 2], [0.5, 0.25]), ([3, 0], [1.0, 1.5])])
-    drafts = rescore_lattice(lattice, [1], small_lm, num_drafts=3, alpha=1.0)
-    jobs = [(small_lm, lattice, drafts), (mapped, lattice, drafts)]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        for scores, received, sent in pool.starmap(scores_in_a_new_process, jobs):
-            np.testing.assert_array_equal(scores, small_lm.score(TEXT))
-            assert received == drafts
-            assert sent == drafts

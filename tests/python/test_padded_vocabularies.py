@@ -20,10 +20,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import decode, generate
-from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.state.model import DraftHeads
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.verify import Rejection, Sampled
+from lattice_bpd.verify import Sampled
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from target_models import PROMPTS, VOCAB, build_target, generated, plain_generate
 
@@ -80,22 +79,6 @@ def test_draft_models(shape: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rule", [Sampled, Rejection])
-def test_samples(rule: Any, size: int) -> None:
-    target, draft = build_target("llama"), resized(build_target("llama"), size)
-    for seed in range(3):
-        acceptance = rule(temperature=0.8, seed=seed)
-        result = generate(
-            target, FOREIGN, "draft_model", draft_model=draft, acceptance=acceptance,
-            max_new_tokens=NEW,
-        )  # fmt: skip
-        assert not result.stats.draft_failures
-        if rule is Sampled:  # the tokens of plain sampling
-            plain = generate(target, FOREIGN, "greedy", acceptance=acceptance, max_new_tokens=NEW)
-            assert result.token_ids == plain.token_ids
-
-
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "strategy", ["bpd", "ngram", "p_best", "tree", "chain", "neural", "mixture"]
 )
@@ -115,17 +98,6 @@ def test_lms_and_heads(strategy: str, size: int) -> None:
             lengths.append(result.stats.accept_lengths)
         if strategy != "mixture":  # its sizes depend on time
             assert lengths[1] == lengths[0]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_rescorers(size: int) -> None:
-    target = build_target("llama")
-    rescorer = resized(target, size)
-    for prompt in (PROMPTS[0], FOREIGN):
-        drafter = ScorerDrafter(rescorer, num_drafts=3)
-        result = generate(target, prompt, drafter, heads=heads_of(VOCAB), max_new_tokens=NEW)
-        assert result.token_ids == plain_generate(target, prompt)
-        assert not result.stats.scorer_failures
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -181,17 +153,6 @@ def test_tokenizers_are_compared_where_they_are_known(tmp_path: Path) -> None:
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
     result = generate(target, FOREIGN, "draft_model", draft_model=draft, max_new_tokens=NEW)
     assert result.token_ids == plain_generate(target, FOREIGN)
-
-
-def test_sizes_that_no_padding_explains_are_refused() -> None:
-    target = build_target("llama")
-    with pytest.raises(
-        ValueError, match=f"draft model has a vocabulary of {3 * VOCAB}, the target"
-    ):
-        generate(target, [1], "draft_model", draft_model=resized(target, 3 * VOCAB))
-    small = NGramLM.train([[1, 2]], 1, vocab_size=20, smoothing="witten_bell")
-    with pytest.raises(ValueError, match=r"LM has a vocabulary of 20, the target one of 64"):
-        generate(target, [1], "tree", lm=small, heads=heads_of(VOCAB))
 
 
 class CandidateHeads(DraftHeads):

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockwise_models import POSITIONS, VOCAB, looping_text, model_of, plain_greedy
+from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import DraftConfig, NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.decode import (
     DecodeState,
@@ -22,7 +22,6 @@ from lattice_bpd.decode import (
     PBestDrafter,
     TreeDrafter,
     decode,
-    generate,
 )
 from lattice_bpd.decode.drafters import ArgmaxDrafter
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
@@ -64,93 +63,6 @@ def test_a_failed_draft_costs_one_step(error, kind):
     assert len(caught) == 1  # of many failures
     assert result.token_ids == plain_greedy(model_of("llama"), PROMPT, 20)
     assert result.stats.draft_failures == {kind: drafter.steps // 3}
-
-
-@pytest.mark.parametrize("error", [ValueError("a wrong vocabulary"), KeyError("x"), TypeError("y")])
-def test_what_is_wrong_in_every_step_is_raised(error):
-    with pytest.raises(type(error)):
-        decode(model_of("llama"), PROMPT, Failing(error), max_new_tokens=20)
-
-
-class Fixed:
-    """Proposes the same draft tokens below every exact token."""
-
-    def __init__(self, token_ids, parents, **options):
-        self.nodes, self.options = (token_ids, parents), options
-
-    def propose(self, states):
-        return [
-            PrefixTree.from_nodes(state.tokens[-1], *self.nodes, 99, **self.options)
-            for state in states
-        ]
-
-
-def test_failures_of_a_batch_are_counted_for_each_text():
-    class Broken:
-        def propose(self, _states):
-            raise FloatingPointError("NaN")
-
-    with pytest.warns(DraftWarning, match="Broken drafted nothing"):
-        results = decode(model_of("llama"), [PROMPT, [5]], Broken(), max_new_tokens=5)
-    assert [result.stats.draft_failures for result in results] == [{"nan": 3}, {"nan": 3}]
-    merged = DecodeStats(draft_failures={"memory": 1, "nan": 1})
-    merged.merge(results[0].stats)
-    assert merged.draft_failures == {"memory": 1, "nan": 4}
-
-
-def state_of(tokens, limit=50):
-    model = DraftingModel(model_of("llama"))
-    return DecodeState(model, list(tokens), len(tokens), torch.zeros(32), limit, DecodeStats())
-
-
-def test_a_drafter_proposes_for_all_of_its_texts_in_one_call():
-    class Listing:
-        calls = 0
-
-        def propose(self, states):
-            self.calls += 1
-            trees = [[[1, 2]], None, [[4, 5]]]
-            return [
-                None if drafts is None else PrefixTree.from_drafts(state.tokens[-1], drafts)
-                for state, drafts in zip(states, trees, strict=True)
-            ]
-
-    states, drafter = [state_of([7]), state_of([8]), state_of([9])], Listing()
-    trees = propose_trees([drafter] * 3, states)
-    assert [tree.token_ids for tree in trees] == [[7, 1, 2], [8], [9, 4, 5]]
-    assert drafter.calls == 1
-    others = propose_trees([Fixed([1], [-1]), Fixed([2], [-1]), Fixed([3], [-1])], states)
-    assert [tree.token_ids for tree in others] == [[7, 1], [8, 2], [9, 3]]
-
-
-def test_draft_length_is_not_bounded_by_heads():
-    state = state_of(range(4), limit=30)
-    state.update_limits()
-    assert (state.num_slots, state.max_draft_length) == (4, 29)  # 4 draft heads
-    state = state_of([1] * (POSITIONS - 7), limit=30)
-    state.update_limits()
-    assert (state.num_slots, state.max_draft_length) == (4, 7)
-    deep = Fixed(range(40), range(-1, 39))
-    assert propose_trees([deep], [state])[0].max_depth == 7
-
-
-def test_sampled_trees_keep_their_distributions():
-    #  exact 9: sampled 1, 2;  after 1: sampled 3;  after 3: sampled 4;  after 2: sampled 5
-    ids, half = np.array([1, 2]), np.array([0.5, 0.5])
-    after_1, after_3, after_2 = ((np.array([token]), np.ones(1)) for token in (3, 4, 5))
-    distributions = [(ids, half), after_1, after_3, None, after_2, None]
-    sampled = Fixed([1, 3, 4, 2, 5], [-1, 0, 1, -1, 3], sampled_from=distributions)
-    tree = propose_trees([sampled], [state_of([9])])[0]
-    assert (tree.token_ids, tree.parents) == ([9, 1, 3, 4, 2, 5], [-1, 0, 1, 2, 0, 4])
-    assert [tree.sampled_from(node) for node in range(6)] == distributions
-    cut = propose_trees([sampled], [state_of([9], limit=3)])[0]  # at most 2 tokens: no 4
-    assert cut.token_ids == [9, 1, 3, 2, 5]
-    # The children of 3 are left out, whatever they are: the target then samples after 3 itself.
-    assert [cut.sampled_from(node) for node in range(5)] == [
-        (ids, half), after_1, after_3, after_2, None
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="2 token ids and 2 distributions; expected one"):
-        PrefixTree.from_nodes(9, [1, 2], [-1, -1], 9, sampled_from=[None, None])
 
 
 @functools.cache
@@ -219,41 +131,3 @@ def test_trees_of_drafters_are_those_of_the_public_searches(drafter, limits):
         else:
             np.testing.assert_allclose(tree.log_probs, log_probs, rtol=1e-4)
         assert state.stats.verified_tokens == len(tree) - 1
-
-
-def test_a_cut_tree_is_the_smaller_tree():
-    large = propose_trees([TreeDrafter(trigram(), max_nodes=30)], states_of([6]))[0]
-    small = propose_trees([TreeDrafter(trigram(), max_nodes=11)], states_of([6]))[0]
-    cut = large.cut(11, 99)
-    assert cut.token_ids == small.token_ids
-    assert cut.parents == small.parents
-    np.testing.assert_array_equal(cut.log_probs, small.log_probs)
-    assert large.cut(30, 2).max_depth == 2
-    assert large.cut(0, 99).token_ids == large.token_ids[:1]
-
-
-def test_a_cut_tree_knows_what_its_nodes_were_sampled_from():
-    tree = PrefixTree([9, 1, 2, 3, 4], [-1, 0, 1, 2, 0])
-    assert tree.cut(2, 99).sampled_from is None
-    tree.sampled_from = lambda node: ([node], [1.0])
-    assert tree.cut(3, 99).sampled_from(3) == ([3], [1.0])
-    flat = tree.cut(4, 1)
-    assert flat.token_ids == [9, 1, 4]
-    assert flat.sampled_from(2) == ([4], [1.0])
-
-
-def test_failing_heads_are_counted_by_the_direct_search():
-    calls = []
-
-    def heads(hidden):
-        calls.append(hidden)
-        if len(calls) > 1:  # the first checks their shape
-            raise MemoryError
-        return torch.zeros(len(hidden), 3, VOCAB)
-
-    model = model_of("llama")
-    with pytest.warns(DraftWarning, match="memory"):
-        result = generate(model.base, [3, 8], "tree", heads=heads, max_new_tokens=6)
-    assert result.token_ids == plain_greedy(model, [3, 8], 6)
-    assert result.stats.draft_failures == {"memory": 4}
-    assert len(calls) == 5  # not called again by the other search

@@ -23,40 +23,18 @@ from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, TreeDrafter, generate
 from lattice_bpd.decode.drafters import MixtureDrafter, SampledTreeDrafter
 from lattice_bpd.decode.drafters import chain as sampled_drafter
-from lattice_bpd.decode.huggingface.sampling_settings import ProcessedSampling
 from lattice_bpd.verify import Rejection, Sampled
 from lattice_bpd.verify.acceptance import TopKMatch
-from lattice_bpd.verify.acceptance.sampling import SampledSelector
 from lattice_bpd.verify.acceptance.warp import Warp
-from lattice_bpd.verify.greedy import NO_CANDIDATES, DraftCandidates
+from lattice_bpd.verify.greedy import DraftCandidates
 from planted_drafts import PlantedDrafts, plain_continuation
-from sampled_sequences import check_sequences, tiny_model
+from sampled_sequences import assert_distribution, check_sequences, tiny_model
 from test_generate_settings import VOCAB as NUM_TOKENS
 from test_generate_settings import model_with
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
 RULES = (Sampled, Rejection)
-NUM_TESTS = 12  # distributions that this file tests, for Bonferroni
-LEVEL = 1e-4 / NUM_TESTS
-
-
-def chi_square_bound(freedom: int) -> float:
-    """At least the upper quantile at LEVEL (Laurent and Massart 2000, lemma 1)."""
-    x = -math.log(LEVEL)
-    return freedom + 2 * math.sqrt(freedom * x) + 2 * x
-
-
-def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    expected = probabilities * counts.sum()
-    assert counts[expected == 0].sum() == 0
-    used = expected > 0
-    return float(((counts - expected)[used] ** 2 / expected[used]).sum())
-
-
-def assert_distribution(counts: np.ndarray, probabilities: np.ndarray) -> None:
-    freedom = int((probabilities > 0).sum()) - 1
-    assert chi_square(counts, probabilities) < chi_square_bound(freedom)
 
 
 @pytest.mark.parametrize(
@@ -91,43 +69,6 @@ def test_sampling_says_what_is_wrong_with_seeds_and_logits():
     wrong = DraftCandidates([1], 0, (np.array([0, 7]), np.array([0.5, 0.5])))
     with pytest.raises(ValueError, match=r"token 7 .*expected tokens in 0\.\.1"):
         Rejection().start(0, [5]).choose(logits, wrong)
-
-
-def warped(logits: torch.Tensor, options: dict) -> np.ndarray:
-    scores = Warp(**options).apply(logits).astype(np.float64)
-    probabilities = np.exp(scores - scores.max())
-    return probabilities / probabilities.sum()
-
-
-def sample_without_replacement(probabilities: np.ndarray, uniforms: np.ndarray) -> list[int]:
-    """Samples without replacement, one for each uniform number."""
-    left, samples = probabilities.copy(), []
-    for uniform in uniforms:
-        token = int(np.searchsorted(left.cumsum() / left.sum(), uniform, side="right"))
-        samples.append(token)
-        left[token] = 0.0
-    return samples
-
-
-@pytest.mark.parametrize("num_samples", [1, 2, 4])
-def test_rejection_sampling_has_the_targets_distribution(num_samples):
-    """Of tokens, and of the pairs (first sample, token): both must be independent."""
-    logits = torch.tensor([0.3, 2.0, -1.0, 0.0, 1.1])
-    wanted = warped(logits, {})
-    ids = np.array([0, 1, 2, 3], np.int32)  # never drafts token 4
-    probabilities = np.array([0.1, 0.2, 0.3, 0.4])
-    selector = Rejection(seed=4).start(0, [1])
-    uniforms = np.random.default_rng(num_samples).random((60_000, num_samples)).tolist()
-    tokens, accepted = [], 0
-    for row in uniforms:
-        samples = sample_without_replacement(probabilities, row)
-        token = selector.choose(logits, DraftCandidates(samples, 0, (ids, probabilities)))
-        tokens.append(token)
-        accepted += token in samples
-    assert_distribution(np.bincount(tokens, minlength=5), wanted)
-    if num_samples == 1:  # 1 - total variation
-        share = np.minimum(wanted[:4], probabilities).sum()
-        assert abs(accepted / len(tokens) - share) < 0.01
 
 
 LM = NGramLM.train([[1, 2, 3, 0, 0, 2] * 20], 2, vocab_size=4, smoothing="witten_bell")
@@ -189,17 +130,6 @@ def test_sampling_a_batch_is_sampling_alone(rule, layout):
         assert result.token_ids == alone.token_ids
 
 
-def test_sampling_differs_by_seed_and_by_text():
-    def sample(prompt: list[int], seed: int) -> list[int]:
-        rule = Sampled(1.5, seed=seed)
-        return generate(model_of("gpt2"), prompt, "greedy", acceptance=rule).token_ids
-
-    assert sample([1, 2], 1) == sample([1, 2], 1)
-    assert sample([1, 2], 1) != sample([1, 2], 2)
-    twice = generate(model_of("gpt2"), [[1, 2]] * 2, "greedy", acceptance=Sampled(1.5, seed=[1, 2]))
-    assert [result.token_ids for result in twice] == [sample([1, 2], 1), sample([1, 2], 2)]
-
-
 def test_sampling_noise_makes_better_drafts(monkeypatch):
     """Knowing the target's noise, as many draft tokens keep more."""
     from lattice_bpd.decode.drafters import tree as tree_drafter
@@ -214,26 +144,6 @@ def test_sampling_noise_makes_better_drafts(monkeypatch):
     with_noise = kept()
     monkeypatch.setattr(tree_drafter, "target_noise", lambda *_: None)
     assert with_noise > 1.2 * kept()
-
-
-def test_sampling_gains_of_each_kind_of_drafts():
-    from lattice_bpd_kim2024.evaluate import compare_sampling
-
-    gains = compare_sampling(
-        model_of("trained"), small_lm(), PROMPTS[:2], PROMPTS[2:6], temperatures=(0.5, 1.0),
-        max_nodes=8, max_new_tokens=12,
-    )  # fmt: skip
-    assert [(gain.temperature, gain.name) for gain in gains[:2]] == [
-        (0.5, "independent heads, sampled"),
-        (0.5, "rescored, sampled"),
-    ]
-    assert len(gains) == 12
-    for gain in gains:
-        assert (gain.texts, gain.tokens) == (4, 48)
-        assert gain.same_texts == (4 if gain.rule == "sampled" else None)
-        assert 1.0 <= gain.block_efficiency <= 1.0 + gain.accept_length
-    with pytest.raises(ValueError, match="found 0 prompts and 1 to tune on"):
-        compare_sampling(model_of("trained"), small_lm(), PROMPTS[:1], [])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -301,11 +211,6 @@ def test_top_k_keeps_ties_with_the_last():
         assert wanted.isfinite().nonzero()[:, 0].tolist() == kept
 
 
-def test_min_p_keeps_what_meets_it():
-    logits = torch.tensor([0.0, math.log(0.5) + 1e-6, math.log(0.5) - 1e-6])
-    assert np.isfinite(Warp(min_p=0.5).apply(logits)).tolist() == [True, True, False]
-
-
 IDS = torch.tensor([[5, 6, 7]])
 SAMPLERS = {
     "temperature": {"temperature": 0.7},
@@ -344,17 +249,7 @@ def test_the_first_token_has_the_distribution_of_plain_sampling(case):
         IDS.expand(rows, -1), attention_mask=torch.ones(rows, 3, dtype=torch.long),
         custom_generate=method, do_sample=True, max_new_tokens=1, **options,
     )[:, -1]  # fmt: skip
-    counts = np.bincount(output.numpy(), minlength=NUM_TOKENS)
-    assert counts[wanted == 0].sum() == 0
-    likely = wanted * rows >= 5
-    expected = np.append(wanted[likely], wanted[~likely].sum()) * rows
-    seen = np.append(counts[likely], counts[~likely].sum())
-    expected, seen = expected[expected > 0], seen[expected > 0]
-    chi_square = float(((seen - expected) ** 2 / expected).sum())
-    freedom = max(1, len(expected) - 1)
-    # 5 standard deviations of chi-square, by Wilson and Hilferty
-    bound = freedom * (1 - 2 / (9 * freedom) + 5 * (2 / (9 * freedom)) ** 0.5) ** 3
-    assert chi_square < bound
+    assert_distribution(np.bincount(output.numpy(), minlength=NUM_TOKENS), wanted)
     assert {result.acceptance for result in method.results} == {"sampled"}
 
 
@@ -389,19 +284,6 @@ def test_torchs_seed_decides_and_drafts_do_not():
     assert method.results[0].stats.block_efficiency > 2.0
     assert sample(CustomGenerate(drafter="mixture")) == first
     assert sample(CustomGenerate(drafter="greedy"), seed=4) != first
-
-
-def test_drafters_know_temperature_and_noise():
-    selector = ProcessedSampling(0.5, seed=3).start(0, [1, 2])
-    assert isinstance(selector, SampledSelector)
-    assert selector.warp.temperature == 0.5
-    # the logits are warped already, and are sampled from unchanged
-    logits = torch.full((5,), -20.0)
-    logits[2] = 20.0
-    assert selector.choose(logits, NO_CANDIDATES) == 2
-    flat = torch.tensor([0.0, -float("inf"), 0.0, -float("inf"), 0.0])
-    assert {ProcessedSampling(0.01, seed=n).start(0, []).choose(flat, NO_CANDIDATES)
-            for n in range(60)} == {0, 2, 4}  # fmt: skip
 
 
 def test_greedy_stays_greedy_and_other_rules_are_refused():

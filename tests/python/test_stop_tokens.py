@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlavaConfig
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd_kim2024.small_models import build_small_gpt, train_byte_bpe
 
@@ -136,23 +135,6 @@ def test_commands_end_where_the_model_ends(parts, source, tmp_path, capsys):
         assert check["lossless"] == check["texts"]
 
 
-def test_a_record_in_python_has_the_stop_tokens_of_the_model(parts, tmp_path):
-    pytest.importorskip("pyarrow")
-    from lattice_bpd_kim2024.record.files import read_record
-    from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
-
-    write_model(parts, tmp_path / "model", "config")
-    model = BlockwiseLM.from_pretrained(tmp_path / "model")
-    prompts = [Prompt(ids) for ids in parts.prompts]
-    for stops, ends in ((None, [parts.end]), ((), []), ((OTHER,), [OTHER])):
-        folder = tmp_path / f"record {stops}"
-        write_record(
-            folder, model, prompts, RecordOptions(max_new_tokens=LIMIT, stop_token_ids=stops)
-        )
-        expected = [generated(model.base, ids, ends) for ids in parts.prompts]
-        assert [text.output.tolist() for text in read_record(folder).texts] == expected
-
-
 @pytest.mark.parametrize("source", ["list of the generation config", "config", "none"])
 @pytest.mark.parametrize("length", [1, 5])
 def test_speculation_is_measured_on_texts_that_end(parts, source, length, tmp_path, capsys):
@@ -171,38 +153,6 @@ def test_speculation_is_measured_on_texts_that_end(parts, source, length, tmp_pa
     assert line["tokens"] == sum(expected)
     assert line["measured_acceptance_rate"] == 1.0
     assert line["measured_tokens_per_call"] == length + 1
-
-
-@pytest.mark.parametrize("source", ["list of the generation config", "config"])
-def test_certificates_of_texts_that_ended(parts, source, tmp_path, capsys):
-    write_model(parts, tmp_path / "model", source)
-    out = run(
-        capsys, "generate", tmp_path / "model", "--prompt", PROMPTS[0], "--max-new-tokens", LIMIT,
-        "--certificate", tmp_path / "text.json",
-    )  # fmt: skip
-    assert "ended by stop_token" in out
-    certified = run(capsys, "certify", tmp_path / "text.json", "--model", tmp_path / "model")
-    assert certified.startswith("lossless")
-
-
-def test_a_constraint_needs_a_stop_token(parts, tmp_path, capsys):
-    pytest.importorskip("llguidance")
-    arguments = ["generate", str(tmp_path / "model"), "--prompt", PROMPTS[0], "--regex", "[ab]{3}"]
-    write_model(parts, tmp_path / "model", "none")
-    assert main(arguments) == 2
-    assert "names no token that ends a text" in capsys.readouterr().err
-    write_model(parts, tmp_path / "model", "config")
-    report = json.loads(run(capsys, *arguments, "--json"))
-    assert (report["finish"], report["token_ids"][-1]) == ("stop_token", parts.end)
-
-
-def test_a_tokenizer_of_unknown_class_names_its_eos_token(parts, tmp_path):
-    write_model(parts, tmp_path, "tokenizer")
-    path = tmp_path / "tokenizer_config.json"
-    content = json.loads(path.read_text())
-    content |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
-    path.write_text(json.dumps(content))
-    assert find_stop_tokens(SimpleNamespace(), tmp_path / "tokenizer.json") == {parts.end}
 
 
 def test_stop_tokens_of_configs():

@@ -64,31 +64,6 @@ def test_a_streamer_gets_what_plain_generate_gives_it():
     assert own.ends == 2  # who waits for the text is not left waiting
 
 
-def test_a_streamer_of_the_method_itself():
-    model = model_with()
-    plain, ours = Recorder(), Recorder()
-    options = options_of(model, plain)
-    model.generate(**options)
-    method = CustomGenerate(drafter=planted(model), streamer=ours)
-    model.generate(**{**options, "streamer": None}, custom_generate=method)
-    assert (ours.values, ours.ends) == (plain.values, 1)
-
-
-def test_the_usual_thread_yields_the_same_pieces_of_text():
-    model = model_with()
-    pieces = []
-    for method in (None, CustomGenerate(drafter=planted(model))):
-        streamer = iterator()
-        options = {**options_of(model, streamer), "custom_generate": method}
-        thread = threading.Thread(target=model.generate, kwargs=options)
-        thread.start()
-        pieces.append(list(streamer))
-        thread.join(60)
-        assert not thread.is_alive()
-    assert pieces[0] == pieces[1]
-    assert len(pieces[0]) > 3
-
-
 class Fails:
     """A drafter that fails after a few steps."""
 

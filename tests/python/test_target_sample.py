@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,12 @@ pytest.importorskip("torch")
 import torch
 from transformers import AutoModelForCausalLM
 
-from blockwise_models import VOCAB, build_base, looping_text, random_model, trained_model
+from blockwise_models import build_base, looping_text, random_model, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, OtherTargetWarning
 from lattice_bpd.models.checkpoint import copy_heads
 from lattice_bpd.models.head_files import TargetSample
-from lattice_bpd_drafters.medusa import MedusaHeads
 
 PROMPT = looping_text(12, seed=5).tolist()
 
@@ -60,16 +58,6 @@ def test_a_fine_tuned_model_gives_one_warning_and_its_own_output(folder):
     assert generate(model, PROMPT, "bpd", max_new_tokens=20).token_ids == greedy.tolist()
 
 
-def test_the_argument_heads_is_compared_once(folder):
-    heads = BlockwiseHeads.from_pretrained(folder / "heads")
-    bases = [AutoModelForCausalLM.from_pretrained(folder / name) for name in ("model", "tuned")]
-    decode = {"drafter": "bpd", "max_new_tokens": 4}
-    generate(bases[0], PROMPT, heads=heads, **decode)
-    with pytest.warns(OtherTargetWarning, match="decode: the heads were trained on 'model'"):
-        generate(bases[1], PROMPT, heads=heads, **decode)
-    generate(bases[1], PROMPT, heads=heads, **decode)
-
-
 @pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("loaded", [torch.float32, torch.bfloat16, torch.float16])
 def test_casts_are_no_difference(saved, loaded):
@@ -80,13 +68,6 @@ def test_casts_are_no_difference(saved, loaded):
             other = copy.deepcopy(base).to(history).to(loaded)
             assert read.find_differences(other) == []
             assert read.find_differences(other.float()) == []
-
-
-@pytest.mark.parametrize("share", [0.002, 0.03])
-def test_training_is_a_difference(share):
-    base = trained_model().base
-    sample = TargetSample.of(base.to(torch.float32))
-    assert sample.find_differences(fine_tuned(base, share).to(torch.bfloat16))
 
 
 def test_one_trained_matrix_is_a_difference():
@@ -111,33 +92,6 @@ def test_heads_without_a_sample_and_unreadable_weights_give_no_warning(folder):
     base.config.quantization_config = {"quant_method": "awq"}
     assert TargetSample.of(base) is None
     assert sample.find_differences(base) == []
-
-
-def test_one_folder_for_both_has_the_weights_it_was_saved_with(folder, tmp_path):
-    with pytest.warns(OtherTargetWarning):
-        model = BlockwiseLM.from_pretrained(folder / "tuned", folder / "heads")
-    model.save_pretrained(tmp_path / "both")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        BlockwiseLM.from_pretrained(tmp_path / "both")
-
-
-def test_copied_heads_keep_their_sample(folder, tmp_path):
-    copy_heads(folder / "heads", tmp_path)
-    copied = json.loads((tmp_path / "blockwise_heads.json").read_text())
-    assert copied == json.loads((folder / "heads" / "blockwise_heads.json").read_text())
-    assert copied["trained_on"]["name"] == "model"
-
-
-def test_medusa_heads_have_a_sample_too(folder, tmp_path):
-    base = trained_model().base
-    heads = MedusaHeads.from_target(base, 3)
-    heads.save_pretrained(tmp_path, base)
-    loaded = MedusaHeads.from_pretrained(tmp_path)
-    assert loaded.vocab_size == VOCAB
-    BlockwiseLM(base, heads=loaded)
-    with pytest.warns(OtherTargetWarning):
-        BlockwiseLM(AutoModelForCausalLM.from_pretrained(folder / "tuned"), heads=loaded)
 
 
 @pytest.mark.parametrize("content", [3, {}, {"name": "a", "weights": 3}, {"weights": {}},

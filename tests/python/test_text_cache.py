@@ -15,7 +15,6 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 import seq2seq_models
 import target_models
-import vision_models
 from blockwise_models import CACHE_NAME, VOCAB, looping_text, model_of, random_model
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, generate
@@ -291,18 +290,3 @@ def test_a_boundary_of_rotary_frequencies_is_not_crossed():
         cache = result.cache
     assert cached[1] > 0
     assert cached[-1] == 0
-
-
-def test_prompts_with_images_are_read_again():
-    model = vision_models.build_vision_model("llava")
-    method, texts = CustomGenerate(drafter="mixture"), [[5, vision_models.IMAGE, 7]]
-    cache = DynamicCache()
-    for seed in (0, 1):  # equal tokens, another image
-        inputs = vision_models.image_inputs("llava", texts, seed)
-        settings = {"max_new_tokens": NEW, "do_sample": False}
-        expected = model.generate(**inputs, **settings)
-        ours = model.generate(**inputs, **settings, **{CACHE_NAME: cache}, custom_generate=method)
-        assert ours.tolist() == expected.tolist()
-        assert method.results[0].notes == [
-            "cache holds no tokens: the model prepares the prompt itself"
-        ]

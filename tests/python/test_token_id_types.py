@@ -104,14 +104,6 @@ def test_what_is_no_integer_is_refused(call: str, kind: str) -> None:
         CALLS[call](WRONG[kind]())
 
 
-def test_generate_reads_the_ids_as_the_model_does() -> None:
-    expected = MODEL.generate(
-        torch.tensor([IDS]), max_new_tokens=6, do_sample=False, eos_token_id=None
-    )[0, len(IDS) :].tolist()
-    for dtype in DTYPES:
-        assert CALLS["generate"](np.array(IDS, dtype)) == expected
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_candidates_of_every_integer_type(library: str, dtype: str) -> None:

@@ -56,28 +56,6 @@ def test_torch_logits_start_no_further_thread():
     assert printed == "0"
 
 
-@LINUX
-def test_a_torch_of_one_thread_gets_help():
-    printed = run("""
-        torch.set_num_threads(1)
-        before = count()
-        found = select(logits)
-        print(count() - before)
-        assert (found.token_ids == wanted.token_ids).all()
-    """)
-    assert printed == "1"
-
-
-@LINUX
-def test_numpy_logits_leave_torch_alone():
-    printed = run("""
-        before = count()
-        select(logits.numpy())
-        print(count() - before)
-    """)
-    assert printed == "1"
-
-
 def test_a_forked_child_does_not_wait_for_threads_that_it_lacks():
     printed = run("""
         select(logits)

@@ -74,25 +74,6 @@ def test_masses_are_those_of_all_paths(seed: int, rng: Any, core_of: Any) -> Non
         np.testing.assert_allclose(probabilities, best, rtol=1e-4, atol=1e-30)
 
 
-def test_worked_example(small_lm: NGramLM) -> None:
-    # Slot 0: 1 or 3 with logits ln 3, ln 1; slot 1: 2 or 0 with ln 2, ln 1. No LM: independent.
-    logits = np.full((2, 4), -np.inf, np.float32)
-    logits[0, [1, 3]] = math.log(3), 0
-    logits[1, [2, 0]] = math.log(2), 0
-    tree = rescore_tree(logits, [], None, max_nodes=4, top_k=2)
-    #  1: 3/4     1 2: 3/4 * 2/3 = 1/2     3: 1/4 and 1 0: 3/4 * 1/3 = 1/4, a tie
-    assert prefixes_of(tree) == [(1,), (1, 2), (1, 0), (3,)]
-    np.testing.assert_allclose(np.exp(tree.log_probs[0]), [3 / 4, 1 / 2, 1 / 4, 1 / 4], rtol=1e-6)
-    assert tree.parents.tolist() == [[-1, 0, 0, -1]]
-    assert tree.depths.tolist() == [[0, 1, 1, 0]]
-    assert tree.leaf_paths.tolist() == [[[0, 1], [0, 2], [3, -1]]]
-    expected = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]], bool)
-    assert tree.attention_mask.dtype == np.bool_
-    np.testing.assert_array_equal(tree.attention_mask[0], expected)
-    assert repr(tree).splitlines()[1] == "  [1, 2], log probability -0.6931"
-    assert len(tree) == 1
-
-
 @pytest.mark.parametrize("alpha", [1.0, 0.0, -0.5])
 def test_arrays_for_tree_attention(small_lm: NGramLM, alpha: float) -> None:
     logits = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
@@ -109,20 +90,6 @@ def test_arrays_for_tree_attention(small_lm: NGramLM, alpha: float) -> None:
         for node, prefix in enumerate(prefixes):
             seen = {prefixes[k] for k in np.flatnonzero(tree.attention_mask[row, node])}
             assert seen == {prefix[: n + 1] for n in range(len(prefix))}
-
-
-def test_trees_are_nested_and_padded(small_lm: NGramLM) -> None:
-    logits = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
-    large = rescore_tree(logits, [0], small_lm, max_nodes=30, top_k=4, alpha=1.0)
-    assert large.counts.tolist() == [20]  # 4 + 16
-    assert (large.token_ids[0, 20:] == DraftTree.PAD_TOKEN).all()
-    assert (large.parents[0, 20:] == -1).all()
-    assert (large.log_probs[0, 20:] == -np.inf).all()
-    np.testing.assert_array_equal(large.attention_mask[0, 20:, :], np.eye(30, dtype=bool)[20:])
-    for size in range(1, 20):
-        small = rescore_tree(logits, [0], small_lm, max_nodes=size, top_k=4, alpha=1.0)
-        for name in ("token_ids", "parents", "depths", "log_probs"):
-            np.testing.assert_array_equal(getattr(small, name), getattr(large, name)[:, :size])
 
 
 def test_drafts_know_their_tree(small_lm: NGramLM) -> None:

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from lattice_bpd import FormatError
-from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models import VocabularyHeads, load_heads
 from lattice_bpd.train import head_states as states_module
 from lattice_bpd.train import vocabulary_heads as training
@@ -88,20 +86,6 @@ def test_heads_against_formulas(reads_exact_token: bool) -> None:
     torch.testing.assert_close(heads(hidden), heads(hidden, own))
 
 
-def test_decoding_reads_candidates_not_a_whole_vocabulary() -> None:
-    model, heads = build_target("llama"), make_heads()
-    drafting = DraftingModel(model, heads)
-    state: Any = type("State", (), {})()
-    state.hidden, state.tokens = torch.randn(WIDTH), [4, 9]
-    lattice = drafting.read_heads([state])
-    assert isinstance(lattice, LatticeInput)
-    assert lattice.are_log_probs
-    expected = heads.lattice(state.hidden[None], torch.tensor([9]))
-    torch.testing.assert_close(lattice.scores, expected.scores)
-    logits = drafting.head_logits(state.hidden[None], [9])
-    torch.testing.assert_close(logits, expected.to_logits(VOCAB))
-
-
 def test_files_of_heads(tmp_path: Path) -> None:
     heads = make_heads(reads_exact_token=False)
     heads.save_pretrained(tmp_path, build_target("llama"))
@@ -167,12 +151,6 @@ def test_positions_have_the_tokens_that_follow() -> None:
     assert positions.exact_tokens.tolist() == [5, 6, 9, 10, 11]
     assert positions.labels.tolist() == [[6, 7], [7, -1], [10, 11], [11, 12], [12, -1]]
     assert find_positions(torch.zeros(8, 2), responses, [2], 2).rows.tolist() == [4, 5, 6]
-    assert len(find_positions(torch.zeros(8, 2), responses, [1], 2).rows) == 0
-
-
-def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
-    assert most_frequent([[5, 3, 3, 9], [9, 3, 1]], 2) == [3, 9]
-    assert most_frequent([[5, 3, 3, 9], [9, 3, 1]], 100) == [1, 3, 5, 9]
 
 
 def test_training_learns_what_follows() -> None:
