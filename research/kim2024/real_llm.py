@@ -244,7 +244,7 @@ def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from lattice_bpd.models import load_heads
-    from lattice_bpd.train.head_states import read_states
+    from lattice_bpd.train.head_states import StateFile
     from lattice_bpd.train.responses.collect import Exchange
     from lattice_bpd.train.responses.generation import generate_responses
 
@@ -275,8 +275,7 @@ def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any
         kept.write_text(json.dumps(content), encoding="utf-8")
     known = [one for one in json.loads(kept.read_text(encoding="utf-8")) if len(one[1]) > 1]
     exchanges = [Exchange(n, prompt, output) for n, (prompt, output, *_) in enumerate(known)]
-    states = read_states(model, exchanges, args.cache / "states.bin", watcher)
-    starts = np.cumsum([0, *(len(one.response) for one in exchanges)])
+    states = StateFile(args.cache / "states.bin", model).read(exchanges, watcher)
     lattices: dict[str, list[Any]] = {}
     for name, path in args.heads:
         heads: Any = load_heads(path)
@@ -284,7 +283,7 @@ def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any
         with torch.inference_mode():
             found = [
                 heads.lattice(
-                    states[starts[n] : starts[n + 1]].to(model.dtype), torch.tensor(one.response)
+                    states.of(n, len(one.response)).to(model.dtype), torch.tensor(one.response)
                 ).cut(heads.num_slots, TOP_K)
                 for n, one in enumerate(exchanges)
             ]

@@ -117,7 +117,13 @@ def test_what_prompts_share_is_read_once(
     monkeypatch.setattr(CausalLMTarget, "read_prompts", count)
     head, turns = list(range(20, 50)), random_prompts(3, 9, 1)
     prompts = [head + tail for tail in random_prompts(8, 9, 2)]
-    for number, ids, _ in generate_responses(model, prompts, 8, batch_size=batch_size):
+    embed = model.get_output_embeddings()
+    for number, ids, _, states in generate_responses(
+        model, prompts, 8, batch_size=batch_size, keep_states=True
+    ):
+        assert states is not None
+        with torch.inference_mode():
+            assert embed(states).argmax(dim=-1).tolist() == ids
         assert ids == plain(model, prompts[number], max_new_tokens=8, eos_token_id=None)
         if turns:
             prompts.append([*prompts[number], *ids, *turns.pop()])

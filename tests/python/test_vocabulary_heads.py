@@ -1,6 +1,8 @@
 """VocabularyHeads: against formulas by hand, `forward` and `generate` of the target."""
 
+import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from lattice_bpd import FormatError
 from lattice_bpd.models import VocabularyHeads, load_heads
 from lattice_bpd.train import head_states as states_module
 from lattice_bpd.train import vocabulary_heads as training
-from lattice_bpd.train.head_states import read_states
+from lattice_bpd.train.head_states import KeptStates, StateFile
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.train.vocabulary_heads import (
     Positions,
@@ -113,44 +115,61 @@ def exchanges_of(model: Any, count: int = 6) -> list[Exchange]:
     ]
 
 
+def positions_of(states: torch.Tensor, responses: Any, chosen: Any) -> Positions:
+    kept = KeptStates(states, np.cumsum([0, *map(len, responses)])[:-1])
+    return find_positions(kept, responses, chosen, 2)
+
+
 def test_states_are_those_of_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states_module, "_TOKENS", 50)
-    monkeypatch.setattr(states_module, "_SAVE_INTERVAL", 0.0)
-    model = build_target("llama")
+    model, path = build_target("llama"), tmp_path / "states"
     exchanges = exchanges_of(model)
-    states = read_states(model, exchanges, tmp_path / "states")
     expected = []
     for one in exchanges:
         ids = torch.tensor([one.prompt + one.response])
         hidden = model.base_model(input_ids=ids).last_hidden_state[0]
         expected.append(hidden[len(one.prompt) - 1 : -1])
-    assert states.dtype == torch.bfloat16
-    torch.testing.assert_close(states.float(), torch.cat(expected), rtol=1e-2, atol=1e-2)
-    # a second run reads them, an interrupted one continues
-    calls: list[int] = []
+    read: list[int] = []
     real = states_module._read
     monkeypatch.setattr(
-        states_module, "_read", lambda lm, all_, batch: calls.append(1) or real(lm, all_, batch)
+        states_module,
+        "_read",
+        lambda lm, texts: (read.extend(t.chat for t in texts), real(lm, texts))[1],
     )
-    torch.testing.assert_close(read_states(model, exchanges, tmp_path / "states"), states)
-    assert calls == []
-    progress = json.loads((tmp_path / "states.json").read_text())
-    assert progress["done"] >= 3
-    (tmp_path / "states.json").write_text(json.dumps({**progress, "done": progress["done"] - 1}))
-    torch.testing.assert_close(read_states(model, exchanges, tmp_path / "states"), states)
-    assert calls == [1]
-    again = read_states(model, exchanges[:-1], tmp_path / "states")  # other responses
-    assert len(again) == len(states) - len(exchanges[-1].response)
-    torch.testing.assert_close(again, states[: len(again)])
+
+    def check(some: list[Exchange], computed: set[int]) -> None:
+        """The states of some exchanges in a file that is opened anew, and which are computed."""
+        read.clear()
+        states = StateFile(path, model).read(some)
+        assert set(read) == computed
+        assert states.rows.dtype == torch.bfloat16
+        for number, one in enumerate(some):
+            found = states.of(number, len(one.response)).float()
+            torch.testing.assert_close(found, expected[one.chat], rtol=1e-2, atol=1e-2)
+
+    StateFile(path, model).add(exchanges[4].prompt, exchanges[4].response, expected[4])
+    check(exchanges[:3], {0, 1, 2})
+    check(exchanges[::-1], {3, 5})
+    check(exchanges, set())
+    last = max(exchanges, key=lambda one: StateFile(path, model).read(exchanges).starts[one.chat])
+    os.truncate(path, path.stat().st_size - 1)  # a crash while it was written
+    check(exchanges, {last.chat})
+    index = Path(f"{path}.jsonl")
+    os.truncate(index, index.stat().st_size - 5)
+    check(exchanges, {last.chat})
+    other = copy.deepcopy(model)
+    other.get_output_embeddings().weight.data.mul_(2)
+    StateFile(path, other)  # another target begins anew
+    check(exchanges, set(range(6)))
 
 
 def test_positions_have_the_tokens_that_follow() -> None:
     responses = [[5, 6, 7], [8], [9, 10, 11, 12]]
-    positions = find_positions(torch.zeros(8, 2), responses, [0, 1, 2], 2)
+    positions = positions_of(torch.zeros(8, 2), responses, [0, 1, 2])
     assert positions.rows.tolist() == [0, 1, 4, 5, 6]
     assert positions.exact_tokens.tolist() == [5, 6, 9, 10, 11]
     assert positions.labels.tolist() == [[6, 7], [7, -1], [10, 11], [11, 12], [12, -1]]
-    assert find_positions(torch.zeros(8, 2), responses, [2], 2).rows.tolist() == [4, 5, 6]
+    assert positions_of(torch.zeros(8, 2), responses, [2]).rows.tolist() == [4, 5, 6]
 
 
 def test_training_learns_what_follows() -> None:
@@ -164,11 +183,11 @@ def test_training_learns_what_follows() -> None:
         responses.append([int(exact[0]) + 10, int(successor[exact[0]]), int(rng.integers(20, 30))])
     rows = model.get_output_embeddings().weight.detach()[torch.tensor(responses).flatten()]
     states = (10 * rows / rows.square().sum(dim=1, keepdim=True)).bfloat16()  # each is certain
-    positions = find_positions(states, responses, range(60), 2)
+    positions = positions_of(states, responses, range(60))
     options = VocabularyHeadsOptions(num_slots=2, inner_size=16, epochs=120, batch_size=32)
     ids = most_frequent(responses, 100)
     heads = train_vocabulary_heads(model, positions, ids, options)
-    first = find_positions(states, responses, range(60), 2)
+    first = positions_of(states, responses, range(60))
     first = first._replace(
         rows=first.rows[::2], exact_tokens=first.exact_tokens[::2], labels=first.labels[::2]
     )
@@ -178,7 +197,7 @@ def test_training_learns_what_follows() -> None:
     again = train_vocabulary_heads(model, positions, ids, options)
     torch.testing.assert_close(again.outer_weight, heads.outer_weight, rtol=0, atol=0)
     with pytest.raises(ValueError, match="no position"):
-        train_vocabulary_heads(model, find_positions(states, responses, [], 2), ids, options)
+        train_vocabulary_heads(model, positions_of(states, responses, []), ids, options)
 
 
 def test_the_gradient_is_that_of_autograd() -> None:

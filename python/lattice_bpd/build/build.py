@@ -45,7 +45,7 @@ from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.models.lm_call import find_max_positions
-from lattice_bpd.train.head_states import read_states
+from lattice_bpd.train.head_states import KeptStates, StateFile
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt, read_chats
 from lattice_bpd.train.responses.store import ResponseStore
@@ -157,7 +157,8 @@ def build_drafter(
     job.output.mkdir(parents=True, exist_ok=True)
     drafting = _check_drafting(model, tokenizer, [*chats, *given][0], job)
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
-    exchanges, notes = _read_responses(model, tokenizer, chats, given, job, stops, watcher)
+    states = StateFile(job.output / "states.bin", model) if job.heads else None
+    exchanges, notes = _read_responses(model, tokenizer, chats, given, job, stops, states, watcher)
     clock.lap("responses")
     training, fitting, held_out = (
         [n for n, one in enumerate(exchanges) if one.chat in part]
@@ -171,10 +172,11 @@ def build_drafter(
     clock.lap("LM")
     heads, accuracy = None, None
     candidates: dict[int, Any] = {}
-    if job.heads:
+    if states is not None:
         heads, accuracy, candidates = _train_heads(
-            model, exchanges, training, fitting, held_out, job, watcher
-        )
+            model, exchanges, states.read(exchanges, watcher), training, fitting, held_out, job,
+            watcher,
+        )  # fmt: skip
         clock.lap("heads")
     call_seconds = _measure_calls(drafting, job, watcher)
     clock.lap("costs")
@@ -223,7 +225,7 @@ def _fingerprint(model: PreTrainedModel) -> str:
 
 def _read_responses(
     model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], given: Sequence[Chat],
-    job: BuildJob, stops: frozenset[int], watcher: Watcher,
+    job: BuildJob, stops: frozenset[int], states: StateFile | None, watcher: Watcher,
 ) -> tuple[list[Exchange], list[str]]:  # fmt: skip
     """Responses to `chats`, generated or stored, those that `given` has, and notes on both."""
     notes = []
@@ -245,7 +247,8 @@ def _read_responses(
     server = make_server(tokenizer, job, stops)
     generated = collect_responses(
         model, tokenizer, chats, job.max_new_tokens, store, chat=job.chat,
-        stop_token_ids=stops or None, batch_size=job.batch_size, server=server, watcher=watcher,
+        stop_token_ids=stops or None, batch_size=job.batch_size, server=server,
+        keep=None if states is None else states.add, watcher=watcher,
     )  # fmt: skip
     if server is not None:
         notes.append(f"Responses of {job.server}: {_own_share(model, generated)}.")
@@ -290,11 +293,10 @@ def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGr
 
 
 def _train_heads(
-    model: PreTrainedModel, exchanges: list[Exchange], training: list[int], fitting: list[int],
-    held_out: list[int], job: BuildJob, watcher: Watcher,
+    model: PreTrainedModel, exchanges: list[Exchange], states: KeptStates, training: list[int],
+    fitting: list[int], held_out: list[int], job: BuildJob, watcher: Watcher,
 ) -> tuple[VocabularyHeads, list[float], dict[int, Any]]:  # fmt: skip
     """The heads, their held-out accuracy, and their candidates on the other responses."""
-    states = read_states(model, exchanges, job.output / "states.bin", watcher)
     responses = [one.response for one in exchanges]
     options = VocabularyHeadsOptions(epochs=job.epochs)
     vocabulary = most_frequent([responses[n] for n in training], options.draft_vocab_size)
@@ -305,11 +307,10 @@ def _train_heads(
         model, heads, find_positions(states, responses, held_out, options.num_slots)
     )
     heads.to(dtype=model.dtype).attach(model)
-    starts = np.cumsum([0, *map(len, responses)])
     candidates = {}
     with torch.inference_mode():
         for number in (*fitting, *held_out):
-            hidden = states[starts[number] : starts[number + 1]].to(model.device, model.dtype)
+            hidden = states.of(number, len(responses[number])).to(model.device, model.dtype)
             exact = torch.tensor(responses[number], device=model.device)
             lattice = heads.lattice(hidden, exact).cut(options.num_slots, _TOP_K)
             candidates[number] = (

@@ -2,108 +2,144 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lattice_bpd.atomic_files import write_json
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.head_files import TargetSample
+from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.distil import batch_by_length
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
 _TOKENS = 4096  # tokens of a call, padding included
-_SAVE_INTERVAL = 10.0  # seconds between notes of the progress
 
 
-def read_states(
-    model: PreTrainedModel,
-    exchanges: Sequence[Exchange],
-    path: Path,
-    watcher: Watcher | None = None,
-) -> Tensor:
-    """The hidden states that predicted each token of the responses, in order.
+class KeptStates(NamedTuple):
+    """The hidden states that predicted the tokens of responses.
 
-    They are written to `path`, with the progress beside it in `path`.json: an interrupted run
-    continues there, and a later one with the same target and responses reads them.
+    Attributes:
+        rows: (N, D) bfloat16, memory-mapped.
+        starts: (R,) int64, the row that predicted the first token of each response; those of its
+            other tokens follow.
+    """
+
+    rows: Tensor
+    starts: Int64Array
+
+    def of(self, number: int, count: int) -> Tensor:
+        """(count, D) the states of the first tokens of a response."""
+        start = int(self.starts[number])
+        return self.rows[start : start + count]
+
+
+class StateFile:
+    """Hidden states of a target's responses, in a file that only grows.
+
+    Beside it, PATH.jsonl names the target and then each response with its number of rows, in order.
+    What a crash cut is dropped, so an interrupted run loses nothing but the responses in progress.
 
     Args:
+        path: the file, created if missing, begun anew for another target.
         model: the target.
-        exchanges: prompts and responses.
-        path: of the states.
-        watcher: receives progress: stage "states", a step for each response.
-
-    Returns:
-        (N, D) bfloat16, memory-mapped; N tokens in all responses together.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be read or written.
     """
-    watcher = watcher or SilentWatcher()
-    weight = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-    width = int(weight.shape[1])
-    offsets = np.cumsum([0, *(len(one.response) for one in exchanges)])
-    state = Path(f"{path}.json")
-    key, done = _key(model, exchanges), 0
-    if path.exists() and state.exists():
-        known = json.loads(state.read_text(encoding="utf-8"))
-        done = int(known["done"]) if known.get("key") == key else 0
-    if not done:
-        path.unlink(missing_ok=True)
-    count = int(offsets[-1])
-    _allocate(path, 2 * count * width)
-    states = torch.from_file(str(path), shared=True, size=count * width, dtype=torch.bfloat16)
-    states = states.view(count, width)
-    lengths = [len(one.prompt) + len(one.response) for one in exchanges]
-    batches = batch_by_length(lengths, _TOKENS)[done:]
-    watcher.begin("states", sum(map(len, batches)))
-    lm, saved = BlockwiseLM(model, num_heads=2), time.monotonic()
-    with torch.inference_mode():
-        for number, batch in enumerate(batches):
-            for index, hidden in zip(batch, _read(lm, exchanges, batch), strict=True):
-                states[offsets[index] : offsets[index + 1]] = hidden
+
+    def __init__(self, path: Path, model: PreTrainedModel) -> None:
+        self._path, self._index = path, Path(f"{path}.jsonl")
+        self._model = model
+        weight = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+        self._width = int(weight.shape[1])
+        sample = TargetSample.of(model)
+        target = [self._width, None if sample is None else sample.to_json()]
+        head = json.dumps(hashlib.sha256(json.dumps(target).encode()).hexdigest())
+        self._starts: dict[str, int] = {}
+        self._count = 0
+        lines = self._index.read_text(encoding="utf-8").splitlines() if self._index.exists() else []
+        kept = [head]
+        size = path.stat().st_size // (2 * self._width) if path.exists() else 0
+        for line in lines[1:] if lines[:1] == [head] else []:
+            try:
+                key, rows = json.loads(line)
+            except ValueError:
+                break  # the last one, cut
+            if self._count + rows > size:
+                break
+            self._starts[key] = self._count
+            self._count += rows
+            kept.append(line)
+        self._index.write_text("\n".join([*kept, ""]), encoding="utf-8")
+        path.touch()
+        os.truncate(path, 2 * self._width * self._count)
+
+    def add(self, prompt: Sequence[int], response: Sequence[int], states: Tensor) -> None:
+        """Append the states (T, D) that predicted the T tokens of a response.
+
+        Raises:
+            OSError: they cannot be written; what was written before is kept.
+        """
+        key = _key(prompt, response)
+        if key in self._starts:
+            return
+        content = states.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
+        line = json.dumps([key, len(states)]) + "\n"
+        for path, data in ((self._path, content.tobytes()), (self._index, line.encode())):
+            try:
+                with path.open("ab") as file:
+                    file.write(data)
+            except OSError as error:
+                raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
+        self._starts[key] = self._count
+        self._count += len(states)
+
+    def read(self, exchanges: Sequence[Exchange], watcher: Watcher | None = None) -> KeptStates:
+        """The states of responses; those that the file lacks are computed.
+
+        Args:
+            exchanges: prompts and responses.
+            watcher: receives progress: stage "states", a step for each response that is read.
+
+        Raises:
+            OSError: see `add`.
+        """
+        watcher = watcher or SilentWatcher()
+        keys = [_key(one.prompt, one.response) for one in exchanges]
+        missing = [one for one, key in zip(exchanges, keys, strict=True) if key not in self._starts]
+        watcher.begin("states", len(missing))
+        lengths = [len(one.prompt) + len(one.response) for one in missing]
+        for batch in batch_by_length(lengths, _TOKENS):
+            texts = [missing[number] for number in batch]
+            for one, states in zip(texts, _read(self._model, texts), strict=True):
+                self.add(one.prompt, one.response, states)
                 watcher.advance()
-            if number == len(batches) - 1 or time.monotonic() - saved > _SAVE_INTERVAL:
-                saved = time.monotonic()
-                write_json(state, {"key": key, "done": done + number + 1})
-    watcher.end()
-    return states
+        watcher.end()
+        size = self._count * self._width
+        rows = torch.from_file(str(self._path), shared=True, size=size, dtype=torch.bfloat16)
+        starts = np.array([self._starts[key] for key in keys], np.int64)
+        return KeptStates(rows.view(self._count, self._width), starts)
 
 
-def _allocate(path: Path, size: int) -> None:
-    """Disk space for a file that is mapped: without it writing would end the process."""
-    with path.open("ab") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-        except OSError as error:
-            if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
-                return  # a file system without it
-            path.unlink()
-            raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
-
-
-def _read(lm: BlockwiseLM, exchanges: Sequence[Exchange], batch: list[int]) -> list[Tensor]:
-    """(R_i, D) states of the responses of a batch; texts are padded on the right."""
-    texts = [[*exchanges[n].prompt, *exchanges[n].response[:-1]] for n in batch]
+@torch.inference_mode()
+def _read(model: PreTrainedModel, exchanges: Sequence[Exchange]) -> list[Tensor]:
+    """(T_i, D) states of the responses of a batch; texts are padded on the right."""
+    lm = BlockwiseLM(model, num_heads=2)
+    texts = [[*one.prompt, *one.response[:-1]] for one in exchanges]
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=lm.device)
     hidden = lm.hidden_states(ids)
-    return [
-        hidden[row, len(exchanges[n].prompt) - 1 : len(texts[row])] for row, n in enumerate(batch)
-    ]
+    return [hidden[row, len(one.prompt) - 1 : len(texts[row])] for row, one in enumerate(exchanges)]
 
 
-def _key(model: PreTrainedModel, exchanges: Sequence[Exchange]) -> str:
-    sample = TargetSample.of(model)
-    content = [None if sample is None else sample.to_json(), exchanges]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+def _key(prompt: Sequence[int], response: Sequence[int]) -> str:
+    return hashlib.sha256(json.dumps([list(prompt), list(response)]).encode()).hexdigest()[:32]

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.models.heads import VocabularyHeads
 from lattice_bpd.token_ids import Int64Array
+from lattice_bpd.train.head_states import KeptStates
 from lattice_bpd.train.trainer import Trainer, TrainReport
 from lattice_bpd.watcher import Watcher
 
@@ -64,29 +65,28 @@ class Positions(NamedTuple):
 
 
 def find_positions(
-    states: Tensor, responses: Sequence[Sequence[int]], chosen: Sequence[int], num_slots: int
+    states: KeptStates, responses: Sequence[Sequence[int]], chosen: Sequence[int], num_slots: int
 ) -> Positions:
     """The positions of some responses that are followed by a token.
 
     Args:
-        states: of all responses, see `read_states`.
+        states: of all responses.
         responses: token ids of all.
         chosen: indices of the responses whose positions are wanted.
         num_slots: H.
     """
-    starts = np.cumsum([0, *map(len, responses)])
     rows: list[Int64Array] = [np.zeros(0, np.int64)]
     exact, labels = list(rows), []
     for number in chosen:
         ids = np.asarray(responses[number], np.int64)
         padded = np.concatenate([ids, np.full(num_slots, -1)])
         count = max(len(ids) - 1, 0)
-        rows.append(np.arange(starts[number], starts[number] + count))
+        rows.append(states.starts[number] + np.arange(count))
         exact.append(ids[:count])
         labels.append(np.lib.stride_tricks.sliding_window_view(padded[1:], num_slots)[:count])
     flat = np.concatenate([np.zeros((0, num_slots), np.int64), *labels])
     arrays = (np.concatenate(rows), np.concatenate(exact), flat)
-    return Positions(states, *map(torch.from_numpy, arrays))
+    return Positions(states.rows, *map(torch.from_numpy, arrays))
 
 
 def most_frequent(responses: Sequence[Sequence[int]], size: int) -> list[int]:

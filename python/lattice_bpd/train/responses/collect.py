@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.lm_call import find_max_positions
@@ -76,6 +77,7 @@ def collect_responses(
     stop_token_ids: Collection[int] | None = None,
     batch_size: int = 64,
     server: ServerResponses | None = None,
+    keep: Callable[[list[int], list[int], Tensor], None] | None = None,
     watcher: Watcher | None = None,
 ) -> list[Exchange]:
     """The target's response at every turn of conversations.
@@ -94,6 +96,8 @@ def collect_responses(
         stop_token_ids: see there.
         batch_size: see there.
         server: generates what the store lacks, instead of `model`; None: `model` does.
+        keep: receives prompt, response and the hidden states (T, D) that predicted the response, of
+            those that a batch generated.
         watcher: receives progress: stage "responses", a step for each.
 
     Returns:
@@ -145,9 +149,11 @@ def collect_responses(
         next(one, None)
     responses = generate_responses(
         model, prompts, max_new_tokens, acceptance=acceptance, stop_token_ids=stop_token_ids,
-        batch_size=batch_size,
+        batch_size=batch_size, keep_states=keep is not None,
     ) if server is None else server.generate(requests, max_new_tokens)  # fmt: skip
-    for number, ids, ended in responses:
+    for number, ids, ended, states in responses:
+        if keep is not None and states is not None:
+            keep(prompts[number], ids, states)
         store.add(prompts[number], ids, ended=ended, limit=max_new_tokens)
         next(owners[number], None)
     watcher.end()

@@ -26,7 +26,7 @@ from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.batch_cache import StackedCache, StackedLayer
 from lattice_bpd.verify.greedy import NO_CANDIDATES, greedy_tokens
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
-from lattice_bpd.verify.target import CausalLMTarget
+from lattice_bpd.verify.target import CausalLMTarget, TargetOutput
 
 _POSITIONS = 32_768  # cache positions of a batch: rows x longest text
 _READ = 512  # tokens of the prompts of a call, padding included, unless one is longer
@@ -44,11 +44,13 @@ class Response(NamedTuple):
         token_ids: new tokens, the stop token included.
         ended: whether a longer limit would give the same, since a stop token or the target's
             positions ended it.
+        states: (T, D) the hidden states that predicted its tokens, where the batch kept them.
     """
 
     prompt: int
     token_ids: list[int]
     ended: bool
+    states: Tensor | None = None
 
 
 def generate_responses(
@@ -59,6 +61,7 @@ def generate_responses(
     acceptance: Acceptance | None = None,
     stop_token_ids: Collection[int] | None = None,
     batch_size: int = 64,
+    keep_states: bool = False,
 ) -> Iterator[Response]:
     """Generates a response to each prompt, and yields it as soon as it is finished.
 
@@ -72,6 +75,7 @@ def generate_responses(
             depend on the batch.
         stop_token_ids: end a response; None: those of the model's generation config.
         batch_size: most rows of a batch; changes greedy responses only by rounding.
+        keep_states: whether responses of batches have their hidden states.
 
     Yields:
         Responses in the order in which they end. A prompt without remaining positions gets none.
@@ -93,7 +97,7 @@ def generate_responses(
     drafting.require_causal("generate_responses")
     check_evaluation_mode(drafting.target.base)
     rules = _Rules(drafting.target, acceptance, stop_token_ids, max_new_tokens)
-    batch = _Batch(drafting, rules, prompts, batch_size)
+    batch = _Batch(drafting, rules, prompts, batch_size, keep_states=keep_states)
     while batch.find_prompts():
         yield from batch.run()
         if batch.single:
@@ -113,6 +117,7 @@ class _Text(NamedTuple):
     start: int
     end: int
     selector: Any
+    states: list[Tensor]
 
 
 class _Source(NamedTuple):
@@ -144,9 +149,11 @@ class _Batch:
     """Texts in the first rows of a KV cache, all but their last token."""
 
     def __init__(
-        self, model: DraftingModel, rules: _Rules, prompts: Sequence[Sequence[int]], max_rows: int
-    ) -> None:
+        self, model: DraftingModel, rules: _Rules, prompts: Sequence[Sequence[int]], max_rows: int,
+        *, keep_states: bool,
+    ) -> None:  # fmt: skip
         self._model, self._rules, self._prompts = model, rules, prompts
+        self._keep_states = keep_states
         self._target, self._max_rows = model.target, max_rows
         # Longer prompts are read in one call, since not all models mask what is beyond a window.
         self._window = model.target.sliding_window or sys.maxsize
@@ -255,13 +262,13 @@ class _Batch:
         for number, prompt in prompts:
             self._kept.pop(number, None)
             selector, end = self._rules.start(number, prompt), self._rules.end_of(prompt)
-            self._texts.append(_Text(number, list(prompt), len(prompt), end, selector))
+            self._texts.append(_Text(number, list(prompt), len(prompt), end, selector, []))
         if longest := max(map(len, texts)):
             padded = [text + [0] * (longest - len(text)) for text in texts]
             ids = torch.tensor(padded, device=self._target.device)
             output, _ = self._target.read_prompts(ids, cache=StackedCache(keys, values, start))
             if is_whole:
-                yield from self._append(first, output.logits[:, -1])
+                yield from self._append(first, output)
 
     def _step(self) -> Iterator[Response]:
         """One call of the target for all texts."""
@@ -276,7 +283,7 @@ class _Batch:
             torch.tensor([text.tokens[-1:] for text in self._texts], device=device), cache,
             attention_mask=mask, windowed_mask=windowed, position_ids=lengths,
         )  # fmt: skip
-        yield from self._append(0, output.logits[:, -1])
+        yield from self._append(0, output)
 
     def _masks(self, lengths: Tensor) -> tuple[Tensor, Tensor | None]:
         """The mask (R, P) of a step; additive (R, 1, 1, P) and windowed beyond a window."""
@@ -291,9 +298,12 @@ class _Batch:
         windowed = mask.masked_fill(lengths - steps >= window, torch.finfo(dtype).min)
         return mask[:, None, None], windowed[:, None, None]
 
-    def _append(self, first: int, logits: Tensor) -> Iterator[Response]:
+    def _append(self, first: int, output: TargetOutput) -> Iterator[Response]:
         """Select the next token of the texts from row `first` on, and free the rows that end."""
-        texts = self._texts[first:]
+        texts, logits = self._texts[first:], output.logits[:, -1]
+        if self._keep_states:
+            for text, state in zip(texts, output.hidden[:, -1].clone(), strict=True):
+                text.states.append(state)
         if texts[0].selector is None:
             tokens = greedy_tokens(logits.float()).tolist()
         else:
@@ -307,7 +317,8 @@ class _Batch:
             ended = token in self._rules.stop_token_ids or getattr(text.selector, "ended", False)
             if ended or len(text.tokens) == text.end:
                 is_whole = ended or text.end - text.start < self._rules.max_new_tokens
-                yield Response(text.number, text.tokens[text.start :], is_whole)
+                states = torch.stack(text.states) if self._keep_states else None
+                yield Response(text.number, text.tokens[text.start :], is_whole, states)
                 self._free(first + row)
 
     def _free(self, row: int) -> None:
