@@ -11,16 +11,14 @@ file(GLOB test_sources CONFIGURE_DEPENDS tests/cpp/*_test.cc)
 set(test_main "${CMAKE_CURRENT_BINARY_DIR}/test_main.cc")
 file(CONFIGURE OUTPUT "${test_main}" CONTENT
   "#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN\n#include <doctest/doctest.h>\n")
-add_executable(lattice_bpd_tests ${test_sources} tests/cpp/allocation_counter.cc "${test_main}")
+add_executable(lattice_bpd_tests ${test_sources} "${test_main}")
 target_include_directories(lattice_bpd_tests SYSTEM PRIVATE "${DOCTEST_INCLUDE_DIR}")
 target_link_libraries(lattice_bpd_tests PRIVATE lattice_bpd_core openfst_hidden lattice_bpd_warnings)
 # The library is tested as it is optimized; the tests themselves run once.
 target_compile_options(lattice_bpd_tests PRIVATE $<$<CONFIG:Release>:-O1>)
-# fst_bytes_test.cc must include OpenFst's headers, with a CHECK of their own, before doctest's.
 target_precompile_headers(lattice_bpd_tests PRIVATE
   <doctest/doctest.h> <algorithm> <cmath> <functional> <limits> <random> <sstream> <string> <vector>)
-set_source_files_properties("${test_main}" tests/cpp/allocation_counter.cc tests/cpp/fst_bytes_test.cc
-                            PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties("${test_main}" PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 
 set(test_timeout 120)
 if(LATTICE_BPD_SANITIZE OR CMAKE_CROSSCOMPILING)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the C++ unit tests for 64-bit ARM and runs them under emulation.
 #
-# Usage: test_arm.sh [ctest's arguments, such as -R engines_test]
+# Usage: test_arm.sh [ctest's arguments, such as -R fused_test]
 #
 # Debian's cross compiler builds library and tests into build/arm with NEON, qemu-aarch64 runs them.
 # digests_test compares answers with constants from x86-64. Emulation says nothing about speed.

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/lm/lm_fst.h"
 #include "lm_examples.h"
 
 namespace lattice_bpd {
@@ -44,32 +43,6 @@ TEST_CASE("contexts: <s> is seen where the context is shorter than a history") {
   CHECK(state({2, 0, 1}, true) == lm->StateOf(std::vector<Symbol>{kA, kB}));
   CHECK(state({0, 3}, true) == lm->StateOf(std::vector<Symbol>{kBos, kA, kUnk}));
   CHECK_THROWS_WITH_AS(state({-1, 0, 0, 0}, true), doctest::Contains("position 0"), ValueError);
-}
-
-TEST_CASE("contexts: a named <s> is not doubled") {
-  const Vocabulary vocabulary = MakeVocabulary(4, {3, std::nullopt, std::nullopt});
-  std::vector<Ngram> ngrams = ExampleNgrams();
-  ngrams.push_back({{kBos, kBos}, -4.0f, -0.5f});  // would be used if <s> occurred twice
-  const auto lm = BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(3, ngrams)));
-  CHECK(lm->StateOfContext(std::vector<TokenId>{3}, true).length == 1);
-  CHECK(lm->StateOfContext(std::vector<TokenId>{3}, true) == lm->StateOfContext({}, true));
-  CHECK(lm->StateOfContext(std::vector<TokenId>{3, 0}, true) ==
-        lm->StateOfContext(std::vector<TokenId>{0}, true));
-}
-
-TEST_CASE("FST bytes: expanding is refused where it cannot fit") {
-  const auto lm = ExampleLm();
-  CHECK_FALSE(LmToFstBytes(*lm, {}, {true, true}).empty());
-  Trie wide;
-  wide.vocabulary = MakeVocabulary(1u << 15, {});
-  wide.levels.resize(2);
-  const std::size_t size = wide.vocabulary.num_symbols();
-  wide.levels[0].log_prob.assign(size, -1.0f);
-  wide.levels[0].backoff.assign(size, 0.0f);
-  wide.levels[0].child_begin.assign(size + 1, 0);
-  const auto big = BackoffLm::FromTrie(std::move(wide));
-  CHECK_THROWS_WITH_AS(LmToFstBytes(*big, {}, {true, false}), doctest::Contains("too many"),
-                       ValueError);
 }
 
 }  // namespace

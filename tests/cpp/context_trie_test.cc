@@ -5,10 +5,12 @@
 #include <map>
 
 #include "lattice_bpd/lm/context_trie.h"
-#include "random_cases.h"
+#include "random_lattices.h"
 
 namespace lattice_bpd {
 namespace {
+
+using Tokens = std::vector<TokenId>;
 
 // How often each n-gram of up to `order` tokens occurs in a text.
 std::map<Tokens, int> CountNgrams(const Tokens& text, int order) {
@@ -78,26 +80,6 @@ TEST_CASE("context trie: counts are those of the window, as tokens come and go")
     trie.Clear();
     CheckCounts(trie, {}, num_tokens);
   }
-}
-
-TEST_CASE("context trie: what has left the window is ruled out again where it can be") {
-  ContextTrie trie(2);
-  for (int i = 0; i < 3; ++i) {  // a b, then a c
-    trie.Append(0);
-    trie.Append(1);
-  }
-  const std::uint32_t a = trie.Find(ContextTrie::kRoot, 0);
-  CHECK(trie.MayHave(a, 1));
-  CHECK_FALSE(trie.MayHave(a, 2));
-  for (int i = 0; i < 3; ++i) {
-    trie.Append(0);
-    trie.Append(2);
-    trie.RemoveFirst();
-    trie.RemoveFirst();
-  }
-  REQUIRE(trie.Find(ContextTrie::kRoot, 0) == a);
-  CHECK(trie.MayHave(a, 2));
-  CHECK_FALSE(trie.MayHave(a, 1));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_engine.h"
 #include "lattice_bpd/draft/sample_tree.h"
-#include "random_cases.h"
+#include "random_lattices.h"
 
 namespace lattice_bpd {
 namespace {
@@ -85,6 +85,7 @@ void AddAnswers(const Search& search, Random* random, Digests* out) {
 
 Digests DigestsOf(std::uint32_t first_seed, std::uint32_t seeds, std::uint32_t vocab_size) {
   Digests out;
+  using Tokens = std::vector<TokenId>;
   for (std::uint32_t seed = first_seed; seed < first_seed + seeds; ++seed) {
     Random random(seed);
     const bool exact = Below(&random, 2) == 0;

@@ -1,6 +1,5 @@
 // The fused search at its edges: long runs of keys, wide and many slots, key widths, values that
-// do not fit in memory kept, lists longer than there are paths. The openfst engine is the judge;
-// engines_test.cc has the random middle of the field.
+// do not fit in memory kept, lists longer than there are paths. The openfst engine is the judge.
 #include <doctest/doctest.h>
 
 #include <algorithm>

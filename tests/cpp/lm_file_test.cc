@@ -32,16 +32,6 @@ double QueryBelow(const BackoffLm& lm, const LmState& state, int depth) {
 
 double QueryEverything(const BackoffLm& lm) { return QueryBelow(lm, LmState{}, lm.order() - 1); }
 
-void CheckSame(const BackoffLm& a, const BackoffLm& b) {
-  REQUIRE(a.order() == b.order());
-  CHECK(a.vocabulary().vocab_size == b.vocabulary().vocab_size);
-  CHECK(a.vocabulary().bos == b.vocabulary().bos);
-  for (int m = 0; m < a.order(); ++m) {
-    REQUIRE(a.levels()[m].size() == b.levels()[m].size());
-  }
-  CHECK(QueryEverything(a) == QueryEverything(b));
-}
-
 // The error of loading these bytes; empty where it succeeds, and then any query works.
 std::string MessageOf(const std::string& path, const std::string& bytes, bool verify) {
   WriteBytes(path, bytes);
@@ -171,23 +161,12 @@ TEST_CASE("file: a section that ends or begins outside the file is refused by it
   }
 }
 
-TEST_CASE("arpa: what was written reads back as the same model") {
+TEST_CASE("arpa: words may have vertical tabs and form feeds, as in KenLM") {
   TemporaryFolder folder;
-  const std::string path = folder.File("example.arpa");
-  WriteArpa(*ExampleLm(), path, {});
-  ArpaOptions options;
-  options.vocab_size = 3;
-  CheckSame(*ReadArpa(path, options), *ExampleLm());
-  const std::string words = folder.File("words.arpa");
-  WriteArpa(*ExampleLm(), words, {"x", "yy", "z"});
-  CHECK(ReadArpaWords(words) == std::vector<std::string>{"x", "yy", "z"});
-  options.words = {"x", "yy", "z"};
-  CheckSame(*ReadArpa(words, options), *ExampleLm());
-  CHECK(Contains(ReadBytes(words), "\tx yy z\n"));
-  options.words = {"x\v", "\f", "z"};  // as in KenLM, these two are parts of words
-  WriteArpa(*ExampleLm(), words, options.words);
-  CHECK(ReadArpaWords(words) == options.words);
-  CheckSame(*ReadArpa(words, options), *ExampleLm());
+  const std::string path = folder.File("words.arpa");
+  const std::vector<std::string> words = {"x\v", "\f", "z"};
+  WriteArpa(*ExampleLm(), path, words);
+  CHECK(ReadArpaWords(path) == words);
 }
 
 }  // namespace

@@ -123,50 +123,11 @@ TEST_CASE("mixture: batches and threads give what each text gives alone") {
   }
 }
 
-TEST_CASE("mixture: with sharp noise the tree begins with the target's sample") {
-  Random random(9);
-  const auto mixture = MakeMixture(true);
-  for (std::uint64_t key = 0; key < 50; ++key) {
-    const Ids text = RandomText(&random, 30);
-    const Heads heads(&random);
-    MixtureText of_text(mixture);
-    of_text.Append(text);
-    const PrefixTree sample = of_text.Sample(heads.view(), Limits(1, 5), 0.0, key);
-    const KnownNoise noise{key, text.size(), 40.0};
-    SearchLimits limits = Limits(3, 5);
-    limits.noise = &noise;
-    const PrefixTree tree = SearchAfter(mixture, text, &heads, limits);
-    CHECK(tree.token_ids()[1] == sample.token_ids()[1]);
-  }
-}
-
-TEST_CASE("mixture: forbidden tokens are never drafted, whatever proposes them") {
-  Random random(10);
-  const auto mixture = MakeMixture(true);
-  const AllowTokens allow = [](NodeNumber, const PrefixTree&, Span<std::int64_t> tokens) {
-    std::vector<bool> allowed;
-    for (const std::int64_t token : tokens) allowed.push_back(token % 2 == 0);
-    return allowed;
-  };
-  for (int n = 0; n < 50; ++n) {
-    const Heads heads(&random);
-    SearchLimits limits = Limits(20, 6);
-    limits.allow = &allow;
-    const PrefixTree tree = SearchAfter(mixture, RandomText(&random, 40), &heads, limits);
-    for (std::size_t node = 1; node < tree.size(); ++node) {
-      CHECK(tree.token_ids()[node] % 2 == 0);
-      CHECK(tree.nodes()[node].log_prob <= 0.0f);
-    }
-  }
-}
-
-TEST_CASE("mixture: a store drafts what other texts had, keeps its limit, and is shared") {
+TEST_CASE("mixture: a store is read while another thread adds to it, and keeps its limit") {
   const auto store = std::make_shared<TextStore>(40);
   const auto mixture = MakeMixture(false, store);
   const std::vector<TokenId> text = {1, 2, 3, 4, 5, 6, 7, 8};
-  CHECK(SearchAfter(mixture, {2, 3, 4}, nullptr, Limits(4, 4)).size() == 1);
   store->Add(text);
-  CHECK(SearchAfter(mixture, {2, 3, 4}, nullptr, Limits(4, 4)).token_ids() == Ids{4, 5, 6, 7, 8});
   std::thread writer([&store, &text] {
     for (int n = 0; n < 500; ++n) store->Add(text);
   });
@@ -175,8 +136,6 @@ TEST_CASE("mixture: a store drafts what other texts had, keeps its limit, and is
   }
   writer.join();
   CHECK(store->Tokens().size() == 40);
-  CHECK_THROWS_AS(TextStore(3), ValueError);
-  CHECK_THROWS_AS(store->Add(std::vector<TokenId>{-1}), ValueError);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <random>
 #include <vector>
 
@@ -146,32 +145,6 @@ TEST_CASE("search: runs of any length and offset, words that are stored and that
       }
       INFO("tokens ", num_tokens, " seed ", seed);
       CHECK(wrong == 0);
-    }
-  }
-}
-
-TEST_CASE("damage: whatever the bytes say, nodes and values stay within their arrays") {
-  const Trie trie = BigramTrie({3000, 300, 300}, {Every(1, 2000), Every(3, 3000), {7}});
-  for (std::uint32_t seed = 0; seed < 50; ++seed) {
-    std::mt19937 random(seed);
-    LevelStorage unigrams = PackLevel(trie, 0);
-    LevelStorage bigrams = PackLevel(trie, 1);
-    for (auto* bytes : {&unigrams.payload, &bigrams.payload, &bigrams.keys, &bigrams.samples}) {
-      for (std::uint8_t& byte : *bytes) byte = static_cast<std::uint8_t>(random());
-    }
-    const auto size = static_cast<std::uint32_t>(trie.levels[1].size());
-    const PackedLevel first = ViewOf(unigrams, size);
-    const PackedLevel second = ViewOf(bigrams, 0);
-    INFO("seed ", seed);
-    for (std::uint32_t node = 0; node < first.size(); node += 17) {
-      const float log_prob = first.LogProb(node);
-      CHECK(std::count(unigrams.log_prob_values.begin(), unigrams.log_prob_values.end(),
-                       log_prob) == 1);
-      const std::uint32_t begin = first.ChildBegin(node);
-      const std::uint32_t end = std::max(begin, first.ChildBegin(node + 1));
-      CHECK(end <= size);
-      const std::uint32_t result = second.Find(begin, end, static_cast<Symbol>(random() % 3003));
-      CHECK((result == kNoNode || (begin <= result && result < end)));
     }
   }
 }

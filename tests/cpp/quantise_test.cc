@@ -1,8 +1,7 @@
-// Quantised LMs: the stated error, what is kept exactly, and the small packing with its file.
+// Quantised LMs: the stated error and its file; the small packing.
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/lm/lm_file.h"
 #include "lattice_bpd/lm/quantise.h"
-#include "lattice_bpd/lm/score_text.h"
 #include "lattice_bpd/lm/unpack.h"
 #include "lm_examples.h"
 #include "lm_laws.h"
@@ -79,19 +77,6 @@ TEST_CASE("k-means by hand: four values, two codes") {
   CHECK(plain == std::vector<float>{-1.125f, -1.125f, -1.125f, -4.5f, -4.5f, -1.125f});
 }
 
-TEST_CASE("values that mean never, unseen and nothing stored are kept") {
-  std::mt19937 random(7);
-  std::vector<float> values;
-  for (int i = 0; i < 5000; ++i) values.push_back(-std::generate_canonical<float, 24>(random) * 9);
-  const std::vector<float> before = values;
-  values.insert(values.end(), {-kUnseenCost, kNeverLogProb, 0.0f, -99.0f});
-  const float error = QuantiseValues(256, &values);
-  CHECK(std::vector<float>(values.end() - 4, values.end()) ==
-        std::vector<float>{-kUnseenCost, kNeverLogProb, 0.0f, -99.0f});
-  CHECK(error == LargestChange(before, {values.begin(), values.end() - 4}));
-  CHECK(error < 9.0f / 252);  // evenly spread numbers: about half of 9 / 252
-}
-
 TEST_CASE("every stored number is within the stated error, and saying so survives the file") {
   TemporaryFolder folder;
   const std::string path = folder.File("q.lm");
@@ -125,42 +110,6 @@ TEST_CASE("small packing: the same LM, with wide groups and without") {
   for (unsigned seed = 0; seed < 40; ++seed) {
     CAPTURE(seed);
     CheckSameTrie(*TrainedLm(seed, Packing::kFast), *TrainedLm(seed, Packing::kSmall));
-  }
-}
-
-TEST_CASE("small packing: damage to the file never leads outside it") {
-  TemporaryFolder folder;
-  const std::string path = folder.File("damaged.lm");
-  SaveLm(*FanLm(Packing::kSmall), path);
-  const std::string bytes = ReadBytes(path);
-  FileHeader header;
-  std::memcpy(&header, bytes.data(), sizeof header);
-  const std::size_t sections = sizeof header + header.num_sections * sizeof(SectionEntry);
-  for (unsigned seed = 0; seed < 30; ++seed) {
-    CAPTURE(seed);
-    std::mt19937 random(seed);
-    std::string damaged = bytes;
-    for (int i = 0; i < 2000; ++i) {
-      damaged[sections + random() % (bytes.size() - sections)] = static_cast<char>(random());
-    }
-    WriteBytes(path, damaged);
-    CHECK_THROWS_AS(LoadLm(path, true), FormatError);
-    try {
-      const auto lm = LoadLm(path, false);
-      double sum = 0.0;
-      std::vector<TokenId> text(3000);
-      for (TokenId& token : text) token = static_cast<TokenId>(random() % 3000);
-      for (Symbol symbol = 0; symbol < 3000; ++symbol) {
-        const LmState state = lm->StateOf(std::vector<Symbol>{0, symbol});
-        sum += lm->Query(state, 1).TotalLogProb();
-      }
-      for (const double log_prob : ScoreText(*lm, {text.data(), text.size()}, true, true)) {
-        sum += log_prob;
-      }
-      CHECK(sum != 1.0);
-      UnpackLm(*lm);
-    } catch (const FormatError&) {
-    }
   }
 }
 

@@ -76,6 +76,22 @@ Sausage RandomLattice(Source* random, std::uint32_t num_tokens, std::uint32_t ma
   return sausage;
 }
 
+// Some tokens at random, some in a loop.
+inline std::vector<TokenId> RandomText(Random* random, std::uint32_t num_tokens, std::size_t size) {
+  std::vector<TokenId> text;
+  while (text.size() < size) {
+    const bool repeats = !text.empty() && Below(random, 3) != 0;
+    const std::size_t length = 1 + Below(random, 6);
+    const std::size_t back = 1 + Below(random, 7);
+    for (std::size_t i = 0; i < length && text.size() < size; ++i) {
+      const bool copies = repeats && text.size() >= back;
+      text.push_back(copies ? text[text.size() - back]
+                            : static_cast<TokenId>(Below(random, num_tokens)));
+    }
+  }
+  return text;
+}
+
 // The same lattice with random transitions.
 template <typename Source>
 Sausage WithTransitions(Source* random, const Sausage& lattice) {

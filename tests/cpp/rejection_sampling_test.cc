@@ -77,14 +77,6 @@ TEST_CASE("a second sample is judged by what is left of both distributions") {
         3);
 }
 
-TEST_CASE("without samples the target's own distribution is sampled from, by column 0") {
-  const Probs target = {0.25, 0.0, 0.5, 0.25};
-  CHECK(Choose(target, {}, {}, {}, NoiseWithin({{0.2, 0.249}})) == 0);
-  CHECK(Choose(target, {}, {}, {}, NoiseWithin({{0.251, 0.3}})) == 2);
-  CHECK(Choose(target, {}, {}, {}, NoiseWithin({{0.7, 0.749}})) == 2);
-  CHECK(Choose(target, {}, {}, {}, NoiseWithin({{0.751, 0.8}})) == 3);
-}
-
 TEST_CASE("with a lenience l a sample is accepted with probability r / (l q)") {
   // r(1) / (l q(1)) = 0.2 / (0.5 * 0.8) = 1/2; what is left after a rejection does not depend on l
   const Probs target = {0.5, 0.2, 0.3}, probs = {0.2, 0.8};

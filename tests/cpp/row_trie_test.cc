@@ -21,7 +21,6 @@ namespace lattice_bpd {
 namespace {
 
 constexpr int kOrder = 3;
-constexpr std::uint32_t kParts = 3;
 
 struct Corpus {
   std::vector<TokenId> ids;
@@ -104,29 +103,6 @@ TEST_CASE("a part has the removal costs and backoff weights of the whole") {
       }
     }
   }
-}
-
-TEST_CASE("runs of parts hold all records, each in the part of its pair") {
-  const Corpus corpus = MakeCorpus(1);
-  std::vector<std::string> runs =
-      CountIntoRuns(corpus.sequences(), corpus.vocabulary, kOrder, kParts, 1);
-  REQUIRE(runs.size() == kParts);
-  const CountTrie whole = CountNgrams(corpus.sequences(), corpus.vocabulary, kOrder, 1);
-  std::vector<std::uint64_t> nodes(kOrder, 0);
-  for (std::uint32_t part = 0; part < kParts; ++part) {
-    CountTrieOptions options;
-    options.order = kOrder;
-    const CountedNgrams counted = BuildCountTrie(OpenRuns({runs[part]}), options);
-    for (int m = 1; m < kOrder; ++m) nodes[m] += counted.trie.levels[m].size();
-    const NgramTable pairs = ListNgrams(counted.trie, 1);
-    for (std::size_t i = 0; i < pairs.counts.size(); ++i) {
-      const auto second = static_cast<std::uint32_t>(pairs.symbols[2 * i + 1]) + 1;
-      CHECK(PartOfPair(static_cast<Symbol>(pairs.symbols[2 * i]), second, kParts) == part);
-    }
-  }
-  for (int m = 1; m < kOrder; ++m) CHECK(nodes[m] == whole.levels[m].size());
-  const CountFiles merged = OpenRuns({MergeRuns(OpenRuns(runs))});
-  CHECK(merged[0]->totals().num_keys == corpus.ids.size() + corpus.offsets.size() - 1);
 }
 
 TEST_CASE("rows out of order or outside the vocabulary are refused") {

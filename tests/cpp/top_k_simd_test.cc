@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -150,19 +149,6 @@ TEST_CASE("half-precision rows of any bits, from any address, in any stride") {
   });
 }
 
-TEST_CASE("bytes that are not aligned to their element") {
-  WithEachInstructionSet([] {
-    std::mt19937 random(3);
-    const Scores row = RandomRow(700, &random);
-    std::vector<char> bytes(row.size() * 4 + 8);
-    for (std::size_t offset = 0; offset < 8; ++offset) {
-      std::memcpy(bytes.data() + offset, row.data(), row.size() * 4);
-      CheckSorted(Select(OneRow(bytes.data() + offset, FloatType::kFloat32, row.size()), 16), row,
-                  16);
-    }
-  });
-}
-
 TEST_CASE("the first NaN or +inf is named at any position") {
   WithEachInstructionSet([] {
     std::mt19937 random(4);
@@ -206,12 +192,6 @@ TEST_CASE("log_softmax: right to 1e-6, and the same bits with each instruction s
     CHECK(
         std::all_of(scores.begin(), scores.end(), [&](float score) { return score == scores[0]; }));
   }
-}
-
-TEST_CASE("an instruction set that is unknown") {
-  CHECK(TopKInstructionSets().back() == "scalar");
-  CHECK_THROWS_WITH_AS(SetTopKInstructionSet("mmx"), doctest::Contains("expected one of"),
-                       ValueError);
 }
 
 }  // namespace

@@ -6,15 +6,29 @@
 #include <random>
 #include <vector>
 
-#include "counting_examples.h"
 #include "lattice_bpd/lm/trie.h"
 #include "lattice_bpd/train/count_pruning.h"
+#include "lattice_bpd/train/ngram_counts.h"
 
 namespace lattice_bpd {
 namespace {
 
+using Sequences = std::vector<std::vector<TokenId>>;
 using Ngram = std::vector<std::int32_t>;
 using NgramMap = std::map<Ngram, std::uint64_t>;
+
+struct Flat {
+  std::vector<TokenId> ids;
+  std::vector<std::int64_t> offsets = {0};
+
+  explicit Flat(const Sequences& sequences) {
+    for (const auto& sequence : sequences) {
+      ids.insert(ids.end(), sequence.begin(), sequence.end());
+      offsets.push_back(static_cast<std::int64_t>(ids.size()));
+    }
+  }
+  TokenSequences view() const { return {ids, offsets, false, 0}; }
+};
 
 // The definition, written down as plainly as it goes. Without the unigram of the first <s>.
 NgramMap CountPlainly(const Sequences& sequences, const Vocabulary& vocabulary, std::size_t order) {

@@ -1,4 +1,4 @@
-// The trie's invariants, and the insertion of missing suffixes through all levels.
+// The trie's invariants.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -21,25 +21,6 @@ std::string MessageOf(const Trie& trie) {
     return error.what();
   }
   return "";
-}
-
-double TotalLogProb(const BackoffLm& lm, const std::vector<Symbol>& history, Symbol word) {
-  return lm.Query(lm.StateOf(history), word).TotalLogProb();
-}
-
-TEST_CASE("builder: suffixes of inserted suffixes, through all levels") {
-  std::vector<Ngram> ngrams = {
-      {{0}, -1.0f, -0.5f},    {{1}, -1.5f, -0.25f},         {{2}, -2.0f, -2.0f},
-      {{3}, -99.0f, 0.0f},    {{4}, -3.0f, 0.0f},           {{5}, -50.0f, 0.0f},
-      {{0, 1}, -0.5f, -1.0f}, {{0, 1, 2}, -0.25f, -0.125f}, {{0, 1, 2, 1}, -0.0625f, 0.0f}};
-  const auto lm = BackoffLm::FromTrie(BuildTrie(MakeVocabulary(3, {}), ListsOf(4, ngrams)));
-  // Inserted: b c b (third order), then b c and c b (second).
-  CHECK(lm->levels()[1].size() == 3);
-  CHECK(lm->levels()[2].size() == 2);
-  CHECK(TotalLogProb(*lm, {1, 2}, 1) == -2.0 - 1.5);
-  CHECK(TotalLogProb(*lm, {1}, 2) == -0.25 - 2.0);
-  CHECK(TotalLogProb(*lm, {0, 1, 2}, 0) == -0.125 + 0.0 - 2.0 - 1.0);
-  CHECK(lm->StateOf(std::vector<Symbol>{0, 1, 2, 1}).length == 3);  // b c b
 }
 
 TEST_CASE("validation: every broken invariant is named") {
@@ -69,13 +50,6 @@ TEST_CASE("validation: every broken invariant is named") {
   unsorted.levels[0].child_begin = {0, 2, 2, 2, 3, 3, 3};
   unsorted.levels[1].word = {2, 1, 0};
   CHECK(Contains(MessageOf(unsorted), "sorted and distinct"));
-}
-
-TEST_CASE("an LM refuses a trie without its suffixes") {
-  Trie trie = ExampleTrie();
-  trie.levels[1].word[1] = 0;  // b c becomes b a: a b c has no suffix any more
-  CHECK_THROWS_WITH_AS(BackoffLm::FromTrie(trie), doctest::Contains("suffix is missing"),
-                       ValueError);
 }
 
 }  // namespace

@@ -1,251 +1,170 @@
-// Token ids that an ARPA file lacks, or that only the model has, are <unk>: all searches answer as
-// with an LM that lists each n-gram of <unk> once for each of them, to the last bit.
+// Token ids that an ARPA file lacks, or that only the model has, are <unk>: scores and searches are
+// those of the same text and lattice with <unk> in their place, and both engines agree.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "lattice_bpd/base/use_openfst.h"
 #include "lattice_bpd/draft/find_chain.h"
 #include "lattice_bpd/draft/find_drafts.h"
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_engine.h"
-#include "lattice_bpd/draft/sample_tree.h"
 #include "lattice_bpd/lm/lm_file.h"
 #include "lattice_bpd/lm/score_text.h"
-#include "lattice_bpd/lm/unpack.h"
 #include "lattice_bpd/train/interpolate.h"
-#include "random_cases.h"
+#include "random_lattices.h"
 
 namespace lattice_bpd {
 namespace {
 
+using Tokens = std::vector<TokenId>;
 using Lm = std::shared_ptr<const BackoffLm>;
 
-struct Pair {
-  Lm unlisted;  // some token ids are <unk>
-  Lm listed;    // the same probabilities, every n-gram listed
-};
+constexpr Symbol kUnk = 0;            // <unk> is a token id, so that texts can name it
+constexpr std::uint32_t kBeyond = 4;  // token ids that the LM lacks
 
-// Every third of the first `used` token ids is <unk>, but the one that is named as <unk>.
-Vocabulary WithUnlisted(std::uint32_t vocab_size, std::uint32_t used, bool is_named) {
-  SpecialIds ids;
-  if (is_named) ids.unk = 0;
-  Vocabulary vocabulary = MakeVocabulary(vocab_size, ids);
+// Every third of the first `used` token ids is unlisted; n-grams over the others and <unk>.
+Lm RandomUnlistedLm(Random* random, std::uint32_t vocab_size, std::uint32_t used, int order,
+                    int ngrams) {
+  Vocabulary vocabulary = MakeVocabulary(vocab_size, {{}, {}, kUnk});
   std::vector<std::uint8_t> bits(BytesOfBits(vocab_size), 0);
-  for (Symbol id = is_named ? 3 : 0; id < used; id += 3) bits[id / 8] |= 1 << id % 8;
+  for (Symbol id = 3; id < used; id += 3) bits[id / 8] |= 1 << id % 8;
   vocabulary.unlisted = std::make_shared<const std::vector<std::uint8_t>>(std::move(bits));
-  return vocabulary;
-}
-
-// Appends an n-gram with every one of `copies` in place of each <unk>, and with <unk> itself.
-void AddCopies(const Vocabulary& vocabulary, const std::vector<Symbol>& copies, const Ngram& ngram,
-               std::size_t position, std::vector<Ngram>* out) {
-  while (position < ngram.symbols.size() && ngram.symbols[position] != vocabulary.unk) ++position;
-  if (position == ngram.symbols.size()) {
-    out->push_back(ngram);
-    return;
-  }
-  AddCopies(vocabulary, copies, ngram, position + 1, out);
-  Ngram copy = ngram;
-  for (const Symbol id : copies) {
-    copy.symbols[position] = id;
-    AddCopies(vocabulary, copies, copy, position + 1, out);
-  }
-}
-
-// The LM that lists all has kBeyond token ids more.
-constexpr std::uint32_t kBeyond = 4;
-
-// Of `used` + kBeyond numbers: a token id in use, or one beyond those of the LM.
-TokenId IdOf(TokenId number, std::uint32_t vocab_size, std::uint32_t used) {
-  const auto symbol = static_cast<Symbol>(number);
-  return static_cast<TokenId>(symbol < used ? symbol : vocab_size + symbol - used);
-}
-
-Pair RandomPair(Random* random, std::uint32_t vocab_size, std::uint32_t used, int order, int ngrams,
-                bool exact) {
-  const bool is_named = Below(random, 3) == 0;
-  Vocabulary vocabulary = WithUnlisted(vocab_size, used, is_named);
-  const Vocabulary plain = MakeVocabulary(
-      vocab_size + kBeyond, {{}, {}, is_named ? std::optional<TokenId>(0) : std::nullopt});
-  std::vector<Symbol> copies;
-  if (Below(random, 4) == 0) vocabulary.unlisted = nullptr;
-  for (Symbol id = 0; id < used; ++id) {
-    if (vocabulary.is_unlisted(id)) copies.push_back(id);
-  }
-  for (Symbol id = vocab_size; id < vocab_size + kBeyond; ++id) copies.push_back(id);
-  const auto renumber = [&](Ngram ngram) {
-    for (Symbol& symbol : ngram.symbols) {
-      symbol += symbol < vocab_size ? 0 : kBeyond;
-    }
-    return ngram;
-  };
   std::set<std::vector<Symbol>> known;
   for (int i = 0; i < ngrams && order > 1; ++i) {
     std::vector<Symbol> ngram(2 + Below(random, static_cast<std::uint32_t>(order) - 1));
     for (Symbol& symbol : ngram) {
       symbol = std::min(Below(random, used), Below(random, used));
-      if (Below(random, 8) == 0 || vocabulary.is_unlisted(symbol)) symbol = vocabulary.unk;
-      if (used > 20 && &symbol != &ngram[i % ngram.size()] && symbol == vocabulary.unk) symbol = 1;
+      if (vocabulary.is_unlisted(symbol)) symbol = kUnk;
     }
     if (Below(random, 5) == 0) ngram[0] = vocabulary.bos;
-    if (Below(random, 5) == 0) ngram.back() = vocabulary.eos;
     for (std::size_t size = 2; size <= ngram.size(); ++size) {
       known.insert({ngram.begin(), ngram.begin() + static_cast<std::ptrdiff_t>(size)});
     }
   }
-  std::vector<Ngram> few, all;
-  const Ngram unk = {{vocabulary.unk}, Sample(random, exact), Sample(random, exact)};
+  std::vector<Ngram> listed;
   for (Symbol symbol = 0; symbol < vocabulary.num_symbols(); ++symbol) {
-    const bool is_unk = vocabulary.ListedOrUnk(symbol) == vocabulary.unk;
-    few.push_back({{symbol}, Sample(random, exact), Sample(random, exact)});
-    if (is_unk) few.back() = {{symbol}, unk.log_prob, unk.backoff};
-    if (!vocabulary.is_unlisted(symbol)) AddCopies(plain, copies, renumber(few.back()), 0, &all);
-    if (vocabulary.is_unlisted(symbol)) few.back().backoff = 0.0f;  // as the ARPA reader does
+    listed.push_back({{symbol}, Sample(random, false), Sample(random, false)});
+    if (vocabulary.is_unlisted(symbol)) listed.back() = {{symbol}, listed[kUnk].log_prob, 0.0f};
   }
   for (const std::vector<Symbol>& ngram : known) {
-    few.push_back({ngram, Sample(random, exact), Sample(random, exact)});
-    AddCopies(plain, copies, renumber(few.back()), 0, &all);
+    listed.push_back({ngram, Sample(random, false), Sample(random, false)});
   }
-  return {BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(order, few))),
-          BackoffLm::FromTrie(BuildTrie(plain, ListsOf(order, all)))};
+  return BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(order, listed)));
 }
 
-void CheckSame(const std::vector<TreeNode>& nodes, const std::vector<TreeNode>& expected) {
+// Of `used` + kBeyond numbers: a token id in use, or one beyond those of the LM.
+TokenId IdOf(TokenId number, const BackoffLm& lm, std::uint32_t used) {
+  const auto symbol = static_cast<Symbol>(number);
+  return static_cast<TokenId>(symbol < used ? symbol : lm.vocabulary().vocab_size + symbol - used);
+}
+
+// The token ids, <unk> in the place of those that are.
+Tokens Listed(const BackoffLm& lm, Tokens tokens) {
+  for (TokenId& token : tokens) {
+    const auto symbol = static_cast<Symbol>(token);
+    const bool is_unk = symbol >= lm.vocabulary().vocab_size || lm.vocabulary().is_unlisted(symbol);
+    if (is_unk) token = static_cast<TokenId>(kUnk);
+  }
+  return tokens;
+}
+
+// The lattice over the LM's token ids and others; with `listed`, <unk> in their place, once a slot.
+Sausage LatticeOf(const Sausage& numbers, const BackoffLm& lm, std::uint32_t used, bool one_unk,
+                  bool listed) {
+  Sausage lattice;
+  for (std::size_t slot = 0; slot < numbers.num_slots(); ++slot) {
+    Tokens ids;
+    std::vector<float> scores;
+    bool has_unk = false;
+    for (std::size_t i = 0; i < numbers.width(slot); ++i) {
+      const TokenId id = IdOf(numbers.token_ids(slot)[i], lm, used);
+      const TokenId known = Listed(lm, {id})[0];
+      if (one_unk && known == static_cast<TokenId>(kUnk) && has_unk) continue;
+      has_unk = has_unk || known == static_cast<TokenId>(kUnk);
+      ids.push_back(listed ? known : id);
+      const float own = std::sin(static_cast<float>(71 * slot + i));  // no two paths tie
+      scores.push_back(numbers.scores(slot)[i] + own);
+    }
+    lattice.AddSlot(ids, scores);
+  }
+  return lattice;
+}
+
+void CheckSame(const BackoffLm& lm, const std::vector<TreeNode>& nodes,
+               const std::vector<TreeNode>& expected) {
   REQUIRE(nodes.size() == expected.size());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
-    CHECK(nodes[i].token_id == expected[i].token_id);
+    CHECK(Listed(lm, {nodes[i].token_id})[0] == expected[i].token_id);
     CHECK(nodes[i].parent == expected[i].parent);
     CHECK(nodes[i].log_prob == expected[i].log_prob);
   }
 }
 
-void CheckSame(const DraftList& drafts, const DraftList& expected) {
-  CHECK(drafts.token_ids == expected.token_ids);
-  CHECK(drafts.scores == expected.scores);
-}
-
-// All searches, with the same random numbers for both LMs.
-void CheckSearches(const Pair& lms, const Sausage& lattice, const Tokens& context, bool bos,
-                   double alpha, std::uint32_t seed) {
-  const LmState start = lms.unlisted->StateOfContext(context, bos);
-  const LmState same_start = lms.listed->StateOfContext(context, bos);
+void CheckSearches(const BackoffLm& lm, const Sausage& numbers, std::uint32_t used,
+                   const Tokens& context, double alpha) {
+  const LmState start = lm.StateOfContext(context, true);
+  const LmState same_start = lm.StateOfContext(Listed(lm, context), true);
+  const Sausage some = LatticeOf(numbers, lm, used, true, false);
+  const Sausage same = LatticeOf(numbers, lm, used, true, true);
+  const Sausage all = LatticeOf(numbers, lm, used, false, false);
   for (const Normalization normalization : {Normalization::kGlobal, Normalization::kLocal}) {
     const DraftOptions options = {20, alpha, Engine::kFused, normalization};
-    CheckSame(FindDrafts(lattice, lms.unlisted.get(), start, options),
-              FindDrafts(lattice, lms.listed.get(), same_start, options));
-    CheckSame(FindTree(lattice, lms.unlisted.get(), start, alpha, 40, normalization),
-              FindTree(lattice, lms.listed.get(), same_start, alpha, 40, normalization));
-    for (const auto objective : {ChainObjective::kAcceptLength, ChainObjective::kGreedyWalk}) {
-      const ChainOptions chain = {alpha, objective, normalization};
-      CheckSame(FindChain(lattice, lms.unlisted.get(), start, chain),
-                FindChain(lattice, lms.listed.get(), same_start, chain));
-    }
-    SampleOptions samples = {alpha, 30};
-    samples.key = seed;
-    samples.normalization = normalization;
-    SampledTree found, expected;
-    SampleTree(lattice, lms.unlisted.get(), start, samples, &found);
-    SampleTree(lattice, lms.listed.get(), same_start, samples, &expected);
-    CheckSame(found.nodes, expected.nodes);
-    CHECK(found.child_probs == expected.child_probs);
+    const DraftList drafts = FindDrafts(some, &lm, start, options);
+    const DraftList expected = FindDrafts(same, &lm, same_start, options);
+    CHECK(Listed(lm, drafts.token_ids) == expected.token_ids);
+    CHECK(drafts.scores == expected.scores);
+    CheckSame(lm, FindTree(some, &lm, start, alpha, 40, normalization),
+              FindTree(same, &lm, same_start, alpha, 40, normalization));
+    const ChainOptions chain = {alpha, ChainObjective::kAcceptLength, normalization};
+    CheckSame(lm, FindChain(some, &lm, start, chain), FindChain(same, &lm, same_start, chain));
   }
+  const DraftList fused = FindDrafts(all, &lm, start, {20, alpha, Engine::kFused});
+  const DraftList openfst = FindDrafts(all, &lm, start, {20, alpha, Engine::kOpenFst});
+  CHECK(fused.token_ids == openfst.token_ids);
+  CHECK(fused.scores == openfst.scores);
 }
 
-void CheckOpenFst(const Pair& lms, const Sausage& lattice, const Tokens& context, bool bos,
-                  double alpha) {
-  DraftOptions options = {20, alpha, Engine::kOpenFst};
-  const LmState start = lms.unlisted->StateOfContext(context, bos);
-  const DraftList drafts = FindDrafts(lattice, lms.unlisted.get(), start, options);
-  options.engine = Engine::kFused;
-  CheckSame(drafts, FindDrafts(lattice, lms.unlisted.get(), start, options));
-}
-
-void CheckRandomCase(std::uint32_t seed, std::uint32_t vocab_size, std::uint32_t most_used) {
-  Random random(seed);
-  const bool exact = Below(&random, 2) == 0;
-  const std::uint32_t used = 4 + Below(&random, most_used - 3);
-  const int order = 1 + static_cast<int>(seed % (used > 20 ? 4 : 5));
-  const int ngrams = static_cast<int>(Below(&random, used > 20 ? 3000 : 100));
-  const Pair lms = RandomPair(&random, vocab_size, used, order, ngrams, exact);
-  Tokens text = RandomText(&random, used, 60);
-  CHECK(ScoreText(*lms.unlisted, text, true, true) == ScoreText(*lms.listed, text, true, true));
-  text = RandomText(&random, used + kBeyond, 60);
-  for (TokenId& token : text) token = IdOf(token, vocab_size, used);
-  for (int trial = 0; trial < 2; ++trial) {
-    const auto tokens = static_cast<std::ptrdiff_t>(Below(&random, 6));
-    const Tokens context(text.end() - tokens, text.end());
-    const std::uint32_t widths[] = {4, 16, 17, 33, 70};
-    const double alphas[] = {1.0, 0.3, 0.0, -1.25, 16.0};
-    const double alpha = alphas[Below(&random, 5)];
-    const bool bos = Below(&random, 2) == 0;
-    Sausage lattice;
-    const Sausage numbers = RandomLattice(&random, used + kBeyond, widths[Below(&random, 5)]);
-    for (std::size_t slot = 0; slot < numbers.num_slots(); ++slot) {
-      Tokens ids(numbers.token_ids(slot).begin(), numbers.token_ids(slot).end());
-      for (TokenId& id : ids) id = IdOf(id, vocab_size, used);
-      lattice.AddSlot(ids, numbers.scores(slot));
-    }
-    INFO("seed ", seed, " trial ", trial, " order ", order, " alpha ", alpha);
-    CheckOpenFst(lms, lattice, context, bos, alpha);
-    if (Below(&random, 3) == 0) lattice = WithTransitions(&random, lattice);
+TEST_CASE("unlisted: scores and searches are those with <unk> in their place") {
+  for (std::uint32_t seed = 0; seed < 120; ++seed) {
+    Random random(seed);
+    const bool is_wide = seed % 3 == 0;
+    const std::uint32_t vocab_size = seed % 30 == 0 ? 70000 : is_wide ? 200 : 12;
+    const std::uint32_t used = is_wide ? 150 : 12;
+    const int order = 1 + static_cast<int>(seed % 5);
+    const Lm lm = RandomUnlistedLm(&random, vocab_size, used, order, is_wide ? 3000 : 100);
+    Tokens text = RandomText(&random, used + kBeyond, 60);
+    for (TokenId& token : text) token = IdOf(token, *lm, used);
+    Tokens in_lm = RandomText(&random, used, 60);
+    CHECK(ScoreText(*lm, in_lm, true, true) == ScoreText(*lm, Listed(*lm, in_lm), true, true));
+    const Tokens context(text.end() - static_cast<std::ptrdiff_t>(Below(&random, 6)), text.end());
+    const Sausage numbers = RandomLattice(&random, used + kBeyond, is_wide ? 70 : 16);
+    const double alphas[] = {1.0, 0.3, -1.25, 16.0};
     for (const std::string& name : FusedInstructionSets()) {
       SetFusedInstructionSet(name);
-      INFO("instruction set ", name);
-      CheckSearches(lms, lattice, context, bos, alpha, seed);
+      INFO("seed ", seed, " instruction set ", name);
+      CheckSearches(*lm, numbers, used, context, alphas[seed % 4]);
     }
     SetFusedInstructionSet("");
   }
 }
 
-TEST_CASE("unlisted: searches with few symbols, many n-grams of <unk>") {
-  for (std::uint32_t seed = 0; seed < 100; ++seed) CheckRandomCase(seed, 12, 12);
-}
-
-TEST_CASE("unlisted: wide slots, long runs, 2-byte and 4-byte keys") {
-  for (std::uint32_t seed = 1000; seed < 1040; ++seed) CheckRandomCase(seed, 200, 150);
-  for (std::uint32_t seed = 2000; seed < 2004; ++seed) CheckRandomCase(seed, 70000, 150);
-}
-
-TEST_CASE("unlisted: a file keeps them, and a file without that section has none") {
+TEST_CASE("unlisted: files and mixtures keep them") {
   TemporaryFolder folder;
   Random random(1);
-  const Pair lms = RandomPair(&random, 12, 12, 3, 60, false);
-  REQUIRE(lms.unlisted->vocabulary().unlisted != nullptr);
-  SaveLm(*lms.unlisted, folder.File("lm"));
+  const Lm lm = RandomUnlistedLm(&random, 12, 12, 3, 60);
+  SaveLm(*lm, folder.File("lm"));
   const Lm loaded = LoadLm(folder.path() + "/lm", true);
-  REQUIRE(loaded->vocabulary().unlisted != nullptr);
-  CHECK(*loaded->vocabulary().unlisted == *lms.unlisted->vocabulary().unlisted);
-  const Tokens text = RandomText(&random, 12, 60);
-  CHECK(ScoreText(*loaded, text, true, true) == ScoreText(*lms.listed, text, true, true));
-  SaveLm(*lms.listed, folder.File("listed"));
-  CHECK(LoadLm(folder.path() + "/listed", true)->vocabulary().unlisted == nullptr);
-}
-
-TEST_CASE("unlisted: a mixture has those of all its LMs, and their probabilities") {
-  Random random(2);
-  const Pair lms = RandomPair(&random, 12, 12, 3, 60, false);
-  const Tokens text = RandomText(&random, 12, 60);
-  const auto mix = [&](const Lm& first, const Lm& second) {
-    return BackoffLm::FromTrie(InterpolateLms({first, second}, {0.5, 0.5}, 1));
-  };
-  const Lm both = mix(lms.unlisted, lms.unlisted);
-  Trie listed = UnpackLm(*lms.unlisted);
-  listed.vocabulary.unlisted = nullptr;
-  const Lm one = mix(BackoffLm::FromTrie(listed), lms.unlisted);
-  CHECK(one->vocabulary().unlisted == nullptr);
-  REQUIRE(both->vocabulary().unlisted != nullptr);
-  CHECK(*both->vocabulary().unlisted == *lms.unlisted->vocabulary().unlisted);
-  const Vocabulary& vocabulary = both->vocabulary();
-  for (Symbol word = 0; word < 12; ++word) {
-    const Symbol known = vocabulary.is_unlisted(word) ? vocabulary.unk : word;
-    CHECK(both->StateOf({&word, 1}) == both->StateOf({&known, 1}));
-    CHECK(both->StateOf({&word, 1}).length == lms.listed->StateOf({&word, 1}).length);
-    CHECK(one->StateOf({&word, 1}).length == lms.listed->StateOf({&word, 1}).length);
+  const Lm mixed = BackoffLm::FromTrie(InterpolateLms({lm, lm}, {0.5, 0.5}, 1));
+  for (const Lm& copy : {loaded, mixed}) {
+    REQUIRE(copy->vocabulary().unlisted != nullptr);
+    CHECK(*copy->vocabulary().unlisted == *lm->vocabulary().unlisted);
   }
+  const Tokens text = RandomText(&random, 12, 60);
+  CHECK(ScoreText(*loaded, text, true, true) == ScoreText(*lm, text, true, true));
 }
 
 }  // namespace
