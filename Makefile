@@ -28,7 +28,7 @@ setup-%:
 	@scripts/setup.sh $(if $(filter build docs wheel format,$*),,build) $(if $(filter format,$*),lint,$*)
 
 setup:  ## what all targets need at once; each of them sets up its own at first use
-	@scripts/setup.sh build bench-llm test test-spark lint docs wheel fuzz
+	@scripts/setup.sh build bench-llm test test-spark lint docs wheel
 
 build: setup-build  ## compile what changed in the C++ code
 	@[ -f $(BUILD)/build.ninja ] || { rm -f .venv/setup-build.stamp; scripts/setup.sh build; }
@@ -107,7 +107,7 @@ tidy: setup-lint build  ## clang-tidy over the C++ code (slow)
 sanitize: setup-test  ## tests under AddressSanitizer with UBSan, and under ThreadSanitizer (slow)
 	@scripts/sanitize.sh
 
-fuzz: setup-fuzz build  ## hostile input for SECONDS (default 60), coverage-guided; installs clang (ARGS=--targets=...)
+fuzz: build  ## hostile input for SECONDS (default 60), coverage-guided; installs clang (ARGS=--targets=...)
 	@python scripts/fuzz.py --seconds $(SECONDS) $(ARGS)
 
 soak: build  ## threads rescore for SECONDS while LMs are replaced; same answers, flat memory
@@ -133,5 +133,5 @@ docs: setup-docs  ## the documentation as a site that loads nothing from elsewhe
 	@echo "docs: build/docs/index.html"
 
 clean:  ## remove build results (.venv stays; rm -rf .venv removes that too)
-	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .venv/setup-build.stamp
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .venv/setup-build.stamp
 	@find python tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,7 @@
 """make fuzz: each target of tests/fuzz for its share of SECONDS, and a table of what they did.
 
-C++ targets are built by clang with libFuzzer, AddressSanitizer and UBSan; Python targets run under
-atheris, or under hypothesis where that cannot be installed. Corpora grow in build/fuzz/corpus, and
-whatever crashes is kept in build/fuzz/crashes.
+Targets are built by clang with libFuzzer, AddressSanitizer and UBSan. Corpora grow in
+build/fuzz/corpus, and whatever crashes is kept in build/fuzz/crashes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "fuzz"
 TARGETS = ROOT / "tests" / "fuzz"
 SEEDS = ROOT / "tests" / "data" / "fuzz"
-PACKAGES = BUILD / "python"  # atheris, apart from the project's environment
 CRASHES = BUILD / "crashes"
 APT = ("clang", "libclang-rt-dev")
 FLAGS = (
@@ -90,18 +88,8 @@ def have_clang() -> bool:
         )
         if links_fuzzers():
             return True
-    say("clang with libFuzzer and AddressSanitizer cannot be had here, so the C++ targets are left")
-    say(f"out; `sudo apt-get install {' '.join(APT)}` (Debian's names) and run again")
-    return False
-
-
-def have_atheris() -> bool:
-    """Puts atheris into build/fuzz, where there is a wheel for this Python."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary"]
-    target = [":all:", "--target", str(PACKAGES), "atheris"]
-    if (PACKAGES / "atheris").is_dir() or run_quietly([*command, *target], BUILD / "pip.log"):
-        return True
-    say(f"atheris has no wheel for Python {sys.version.split()[0]}: examples are from hypothesis")
+    say("clang with libFuzzer and AddressSanitizer cannot be had here;")
+    say(f"`sudo apt-get install {' '.join(APT)}` (Debian's names) and run again")
     return False
 
 
@@ -120,15 +108,10 @@ def build() -> None:
             sys.exit(f"fuzz: {' '.join(step)} failed (above; the whole story is in {log})")
 
 
-def find_targets(wanted: str, *, with_cpp: bool) -> dict[str, list[str]]:
+def find_targets(wanted: str) -> dict[str, list[str]]:
     """Names of targets and the commands that run them; exits where a name is none."""
-    commands: dict[str, list[str]] = {}
-    for source in sorted(TARGETS.glob("fuzz_*")):
-        name = source.stem.removeprefix("fuzz_")
-        if source.suffix == ".py":
-            commands[name] = [sys.executable, str(source)]
-        elif source.suffix == ".cc" and with_cpp:
-            commands[name] = [str(BUILD / source.stem)]
+    stems = sorted(source.stem for source in TARGETS.glob("fuzz_*.cc"))
+    commands = {stem.removeprefix("fuzz_"): [str(BUILD / stem)] for stem in stems}
     names = wanted.split(",") if wanted else list(commands)
     unknown = [name for name in names if name not in commands]
     if unknown:
@@ -148,7 +131,6 @@ def fuzz(name: str, command: list[str], seconds: int) -> Outcome:
         [*command, *flags, *folders], log,
         ASAN_OPTIONS="allocator_may_return_null=0:detect_leaks=1",
         UBSAN_OPTIONS="print_stacktrace=1",
-        PYTHONPATH=os.pathsep.join([str(PACKAGES), os.environ.get("PYTHONPATH", "")]),
     )  # fmt: skip
     output = log.read_text(errors="replace")
     return Outcome(
@@ -193,11 +175,10 @@ def main() -> int:
     if arguments.seconds < 1:
         parser.error(f"--seconds is {arguments.seconds}; expected 1 or more")
     CRASHES.mkdir(parents=True, exist_ok=True)
-    with_cpp = have_clang()
-    have_atheris()
-    if with_cpp:
-        build()
-    targets = find_targets(arguments.targets, with_cpp=with_cpp)
+    if not have_clang():
+        return 1
+    build()
+    targets = find_targets(arguments.targets)
     share = max(1, round(arguments.seconds / len(targets)))
     say(f"{len(targets)} targets, {share} s each")
     row = "{:<20} {:>12} {:>10} {:>10}  {}"

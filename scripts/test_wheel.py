@@ -119,7 +119,7 @@ def main() -> int:
     if wheel is None:
         raise SystemExit(f"test-wheel: no wheel for {own.tag} in dist/; run: make wheel")
     say(f"{wheel.name} into build/wheel-venv, extras: {options.extras or 'none'}")
-    python = make_venv(own, wheel, "wheel-venv", options.extras, ["pytest", "hypothesis"])
+    python = make_venv(own, wheel, "wheel-venv", options.extras, ["pytest"])
     status = run_suite(python, arguments)
     status |= run_inside(python, "check_module.py")
     return int(any([status, *map(check_other, others)]))

@@ -5,17 +5,14 @@ python tests/fuzz/make_seeds.py    (after a change of a file format)
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pywrapfst
-from safetensors.torch import save
 
 from lattice_bpd import NGramLM, SausageLattice
 from lattice_bpd.cli import main as run_command
-from lattice_bpd.models.heads import BlockwiseHeads
 
 OUT = Path(__file__).resolve().parents[1] / "data" / "fuzz"
 TEXT = [[0, 1, 2, 3, 4, 0, 1, 2], [1, 2, 0, 1], [4, 4, 0, 1, 2, 3]]
@@ -93,29 +90,12 @@ def write_lattice_seeds() -> None:
         write("search", f"order{order}", bytes([order - 1, 0]) + rng.bytes(300))
 
 
-def write_python_seeds() -> None:
-    """Arguments, and the two files of each kind of heads."""
-    usual = bytes([0, 0, 0, 2, 40, 0, 7, 0, 80, 0, 11, 0, 0, 0, 2, 1, 2, *[0] * 14])
-    write("rescore_arguments", "usual", usual)
-    write("rescore_arguments", "tree", usual + bytes([0] * 3) + b"\x01")
-    for kind in range(6):
-        write("checkpoints", f"right{kind}", bytes([kind, 0, 0, 0, 1]))
-        write("checkpoints", f"altered{kind}", bytes([kind, 0, 1, 2, 1, 3, 1, 0, 1, 2, 1]))
-    sizes = {"num_heads": 2, "hidden_size": 2, "inner_size": 2, "vocab_size": 5}
-    config = {"format": "lattice_bpd.blockwise_heads", "version": 1, **sizes}
-    text = json.dumps(config).encode()
-    weights = save(BlockwiseHeads(2, 2, 2, vocab_size=5).state_dict())
-    raw = bytes([0, 1]) + len(text).to_bytes(2, "little") + text + weights
-    write("checkpoints", "raw", raw)
-
-
 def main() -> None:
     """Writes every seed."""
     with tempfile.TemporaryDirectory() as name:
         write_lm_seeds(Path(name))
         write_count_seeds(Path(name))
     write_lattice_seeds()
-    write_python_seeds()
 
 
 if __name__ == "__main__":
