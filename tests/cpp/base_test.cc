@@ -1,36 +1,12 @@
-// Checksums and half-precision logits.
+// Half-precision logits.
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <random>
-#include <vector>
 
-#include "lattice_bpd/base/checksum.h"
 #include "lattice_bpd/base/half.h"
 
 namespace lattice_bpd {
 namespace {
-
-std::vector<unsigned char> RandomBytes(std::size_t size, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<unsigned char> bytes(size);
-  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
-  return bytes;
-}
-
-TEST_CASE("checksum: every single bit of every size up to 100 bytes counts") {
-  for (std::size_t size = 1; size <= 100; ++size) {
-    std::vector<unsigned char> bytes = RandomBytes(size, static_cast<std::uint32_t>(size));
-    const std::uint64_t whole = Checksum(bytes.data(), size);
-    for (std::size_t bit = 0; bit < 8 * size; ++bit) {
-      bytes[bit / 8] ^= static_cast<unsigned char>(1u << (bit % 8));
-      INFO("size ", size, " bit ", bit);
-      CHECK(Checksum(bytes.data(), size) != whole);
-      bytes[bit / 8] ^= static_cast<unsigned char>(1u << (bit % 8));
-    }
-    CHECK(Checksum(bytes.data(), size) == whole);
-  }
-}
 
 TEST_CASE("half: all 65,536 float16 by their definition (-1)^s 2^(e-15) (1 + f/1024)") {
   for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {

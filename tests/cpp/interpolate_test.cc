@@ -1,12 +1,10 @@
-// Interpolated LMs, weights by EM, and the scores of texts.
+// Interpolated LMs; test_cli_ngram.py has weights by EM.
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <random>
 
-#include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/train/context_mass.h"
-#include "lattice_bpd/train/evaluate_lm.h"
 #include "lattice_bpd/train/interpolate.h"
 #include "lm_laws.h"
 
@@ -24,31 +22,7 @@ std::shared_ptr<const BackoffLm> RandomLm(std::mt19937* random, int vocab_size, 
   return BackoffLm::FromTrie(TrainOn(sequences, MakeVocabulary(9, {}), options));
 }
 
-// Unigram LMs over a, b and </s>: P(a) = 2/4 and 1/4, P(b) = 1/4 and 2/4, P(</s>) = 1/4.
-LmList TwoUnigramLms() {
-  EstimateOptions options;
-  options.order = 1;
-  const Vocabulary vocabulary = MakeVocabulary(3, {});
-  return {BackoffLm::FromTrie(TrainOn({{0, 0, 1}}, vocabulary, options)),
-          BackoffLm::FromTrie(TrainOn({{0, 1, 1}}, vocabulary, options))};
-}
-
-struct Text {
-  std::vector<TokenId> ids;
-  std::vector<std::int64_t> offsets;
-  TokenSequences view() const { return {ids, offsets}; }
-};
-
 }  // namespace
-
-TEST_CASE("EM by hand: held-out text of a alone, and one that is half and half") {
-  const LmList lms = TwoUnigramLms();
-  // a </s>: the likelihood of weight w is (w 2/4 + (1 - w) 1/4) / 4, largest at w = 1.
-  CHECK(TuneWeights(lms, Text{{0}, {0, 1}}.view(), kThreads)[0] > 0.99);
-  // a b: (w 2/4 + (1 - w) 1/4)(w 1/4 + (1 - w) 2/4), largest at w = 1/2.
-  CHECK(TuneWeights(lms, Text{{0, 1}, {0, 2}}.view(), kThreads)[0] == doctest::Approx(0.5));
-  CHECK_THROWS_AS(TuneWeights(lms, Text{{9}, {0, 1}}.view(), kThreads), ValueError);
-}
 
 TEST_CASE("laws: listed n-grams have the mixture's probability, sums are 1") {
   for (unsigned seed = 0; seed < 40; ++seed) {
@@ -78,18 +52,6 @@ TEST_CASE("laws: listed n-grams have the mixture's probability, sums are 1") {
       }
     });
   }
-}
-
-TEST_CASE("the score of a text by hand") {
-  const auto lm = TwoUnigramLms()[0];
-  const Text text{{0, 1, 2, 0}, {0, 3, 4}};  // a b c / a, where c is unknown
-  const TextScore score = EvaluateLm(*lm, text.view(), true, true, 1);
-  CHECK(score.tokens == 6);
-  CHECK(score.unknown == 1);
-  // a twice, b, </s> twice
-  CHECK(score.log_prob == doctest::Approx(2 * std::log(0.5) + 3 * std::log(0.25)));
-  CHECK(score.hits == std::vector<std::uint64_t>{5});
-  CHECK(EvaluateLm(*lm, text.view(), true, false, 1).tokens == 4);
 }
 
 }  // namespace lattice_bpd

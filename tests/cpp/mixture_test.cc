@@ -1,4 +1,4 @@
-// Trees of a mixture: a digest that is the same for every platform, threads, noise, the store.
+// Trees of a mixture: a digest that is the same for every platform; the store and threads.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -70,10 +70,6 @@ PrefixTree SearchAfter(const std::shared_ptr<const Mixture>& mixture, const Ids&
   return of_text.Search(heads == nullptr ? HeadCandidates() : heads->view(), limits);
 }
 
-bool IsEqual(const PrefixTree& a, const PrefixTree& b) {
-  return a.token_ids() == b.token_ids() && a.parents() == b.parents();
-}
-
 TEST_CASE("mixture: the digest of random trees") {
   Random random(7);
   const auto mixture = MakeMixture(true);
@@ -90,37 +86,6 @@ TEST_CASE("mixture: the digest of random trees") {
     for (const NodeNumber parent : tree.parents()) add(static_cast<std::uint64_t>(parent + 1));
   }
   CHECK(digest == 0xc22b8bc0a47ac0f7u);
-}
-
-TEST_CASE("mixture: batches and threads give what each text gives alone") {
-  Random random(8);
-  const auto mixture = MakeMixture(true);
-  std::vector<Ids> texts;
-  std::vector<Heads> heads;
-  std::vector<HeadCandidates> views;
-  std::vector<std::int32_t> depths;
-  for (int n = 0; n < 24; ++n) {
-    texts.push_back(RandomText(&random, 1 + Below(&random, 50)));
-    heads.emplace_back(&random);
-    depths.push_back(1 + static_cast<std::int32_t>(Below(&random, 6)));
-  }
-  for (const Heads& one : heads) views.push_back(one.view());
-  std::vector<std::unique_ptr<MixtureText>> of_texts;
-  std::vector<MixtureText*> pointers;
-  for (const Ids& text : texts) {
-    of_texts.push_back(std::make_unique<MixtureText>(mixture));
-    of_texts.back()->Append(text);
-    pointers.push_back(of_texts.back().get());
-  }
-  BatchLimits limits;
-  limits.max_nodes = 12;
-  limits.max_depths = depths;
-  for (const int threads : {1, 3}) {
-    const auto trees = SearchMixtures(pointers, views, limits, threads);
-    for (std::size_t n = 0; n < texts.size(); ++n) {
-      CHECK(IsEqual(trees[n], SearchAfter(mixture, texts[n], &heads[n], Limits(12, depths[n]))));
-    }
-  }
 }
 
 TEST_CASE("mixture: a store is read while another thread adds to it, and keeps its limit") {

@@ -95,18 +95,7 @@ TEST_CASE("what cannot be chosen from is refused") {
     return RejectionSample(logits, samples, {from, probs}, noise);
   };
   const std::vector<float> logits = LogitsOf(target);
-  CHECK_THROWS_WITH_AS(choose({0.0f, std::nanf("")}, {}, {}, {}), doctest::Contains("token 1"),
-                       ValueError);
-  CHECK_THROWS_WITH_AS(choose({kMasked, kMasked}, {}, {}, {}), doctest::Contains("none of them"),
-                       ValueError);
   CHECK_THROWS_WITH_AS(choose(logits, {7}, ids, even), doctest::Contains("draft token 7"),
-                       ValueError);
-  CHECK_THROWS_WITH_AS(choose(logits, {1}, {0, 2}, even), doctest::Contains("token 2"), ValueError);
-  CHECK_THROWS_WITH_AS(choose(logits, {1}, {0, -1}, even), doctest::Contains("token -1"),
-                       ValueError);
-  CHECK_THROWS_WITH_AS(choose(logits, {1}, ids, {0.5, 0.4}), doctest::Contains("sum to 0.9"),
-                       ValueError);
-  CHECK_THROWS_WITH_AS(choose(logits, {1}, ids, {1.5, -0.5}), doctest::Contains("-0.5"),
                        ValueError);
   // r = q but for token 0, which is rejected with certainty where the target never takes it
   CHECK_THROWS_WITH_AS(choose({kMasked, 0.0f}, {0, 0}, ids, even),

@@ -1,18 +1,18 @@
-"""Laws of the LM: distributions sum to 1, queries agree with each other, files give it back."""
+"""The LM: queries by the definition, files of every format that give it back."""
 
-import itertools
 import warnings
-from collections.abc import Iterator
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lattice_bpd import NGramLM
-from oracles import LN10, random_arpa, read_arpa
+from lattice_bpd import FormatError, NGramLM
+from lattice_bpd.lm.convert import FORMATS, describe_lm, read_lm, write_lm
+from oracles import random_arpa, read_arpa
 
-UNSEEN = -999.0  # entries below have cost 1000, see NGramLM.train
+BOS, EOS = -1, -2
 
 
 def train(rng: np.random.Generator, order: int, vocab_size: int, **options: Any) -> NGramLM:
@@ -25,42 +25,6 @@ def train(rng: np.random.Generator, order: int, vocab_size: int, **options: Any)
         return NGramLM.train(texts, order, vocab_size=vocab_size, **options)
 
 
-def random_histories(rng: np.random.Generator, lm: NGramLM) -> Iterator[list[int]]:
-    """All histories of length 0 and 1, then random ones."""
-    yield []
-    for token in range(lm.vocab_size):
-        yield [token]
-    for _ in range(60):
-        length = int(rng.integers(2, 7))
-        yield (lm.vocab_size * rng.random(length) ** 3).astype(int).tolist()
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_every_history_sums_to_one(seed: int, rng: np.random.Generator) -> None:
-    min_counts = None if seed % 3 else [1, 1, 2, 2, 3][: 1 + seed % 5]
-    lm = train(rng, 1 + seed % 5, 15, min_counts=min_counts)
-    for history, bos in itertools.product(random_histories(rng, lm), (True, False)):
-        log_probs = [lm.log_prob(token, history, bos=bos) for token in range(lm.vocab_size)]
-        log_probs.append(lm.score(history, bos=bos, eos=True)[-1])
-        total = sum(np.exp(log_prob) for log_prob in log_probs if log_prob > UNSEEN)
-        assert total == pytest.approx(1.0, abs=1e-4), (history, bos)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_score_is_log_prob_token_by_token(seed: int, rng: np.random.Generator) -> None:
-    lm = train(rng, 1 + seed % 6, 12)
-    text = rng.integers(0, 12, 40)
-    for bos in (True, False):
-        scores = lm.score(text, bos=bos)
-        assert scores.dtype == np.float64
-        assert scores.shape == (40,)
-        expected = [lm.log_prob(int(text[i]), text[:i], bos=bos) for i in range(40)]
-        np.testing.assert_array_equal(scores, expected)
-        with_eos = lm.score(text, bos=bos, eos=True)
-        np.testing.assert_array_equal(with_eos[:-1], scores)
-        assert with_eos.shape == (41,)
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_log_prob_is_the_definition(seed: int, rng: np.random.Generator, core_of: Any) -> None:
     vocab_size, closed = int(rng.integers(1, 10)), bool(rng.integers(2))
@@ -71,19 +35,6 @@ def test_log_prob_is_the_definition(seed: int, rng: np.random.Generator, core_of
         token, bos = int(rng.integers(vocab_size)), bool(rng.integers(2))
         expected = oracle.log_prob(oracle.history(context, bos), token)
         assert lm.log_prob(token, context, bos=bos) == pytest.approx(expected, abs=1e-6)
-
-
-def test_example_by_hand(small_lm: NGramLM) -> None:
-    # the cat sat ran </s>, after <s>
-    expected = [-0.2, -0.1, -0.45, -0.2 - 1.2, -1.0]
-    np.testing.assert_allclose(
-        small_lm.score([0, 1, 2, 3], eos=True), LN10 * np.array(expected), rtol=1e-6
-    )
-    assert small_lm.log_prob(2, [3, 1]) == pytest.approx(LN10 * -0.5)
-    assert small_lm.log_prob(0, [0, 1]) == pytest.approx(LN10 * (-0.15 - 0.3 - 0.9))
-    assert (small_lm.order, small_lm.vocab_size) == (3, 4)
-    assert small_lm.num_ngrams == [7, 4, 2]  # <unk> has a unigram too
-    assert repr(small_lm) == "NGramLM(order 3, vocabulary 4, n-grams 7 + 4 + 2)"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -122,3 +73,103 @@ def test_saving_over_the_file_in_use(rng: np.random.Generator, tmp_path: Path) -
     np.testing.assert_array_equal(mapped.score(range(20)), before)
     np.testing.assert_array_equal(NGramLM.load(tmp_path / "b.lm").score(range(20)), before)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lm", "b.lm"]  # no leftover files
+
+
+@pytest.fixture(scope="module")
+def lm() -> NGramLM:
+    rng = np.random.default_rng(0)
+    corpus = [rng.zipf(1.5, size=9).clip(max=4).astype(np.int32) for _ in range(300)]
+    return NGramLM.train(corpus, 3, vocab_size=5, smoothing="witten_bell")
+
+
+def every_score(lm: NGramLM) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return np.concatenate([lm.score(rng.integers(0, 5, 12), eos=True) for _ in range(40)])
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_every_format_reads_back(lm, to, tmp_path):
+    path = tmp_path / f"x.{to}"
+    write_lm(lm, path, to=to)
+    again = read_lm(path, vocab_size=5)
+    assert np.allclose(every_score(again), every_score(lm), atol=2e-6)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("kind", ["vector", "const"])
+def test_epsilon_backoff_of_another_toolkit(lm, kind, tmp_path):
+    pywrapfst = pytest.importorskip("pywrapfst")
+    fst = lm.to_pywrapfst(end_of_sentence=True)
+    fst.relabel_pairs(ipairs=[(lm.failure_label, 0)], opairs=[(lm.failure_label, 0)])
+    pywrapfst.convert(fst, kind).write(str(tmp_path / "epsilon.fst"))
+    again = read_lm(tmp_path / "epsilon.fst", vocab_size=5)
+    assert np.allclose(every_score(again), every_score(lm), atol=2e-6)
+    assert again.num_ngrams == lm.num_ngrams
+
+
+def test_what_is_wrong_with_an_fst_is_said(lm, tmp_path):
+    path = tmp_path / "x.fst"
+    write_lm(lm, path)
+    with pytest.raises(ValueError, match="expected vocab_size or vocab"):
+        read_lm(path)
+    with pytest.raises(FormatError, match="without a failure arc"):
+        read_lm(path, vocab_size=9)
+    with pytest.raises(FormatError, match=r"has label 5; expected 1\.\.4"):
+        read_lm(path, vocab_size=1, failure_label=lm.failure_label)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(FormatError, match="no OpenFst file"):
+        read_lm(path, vocab_size=5)
+
+
+class WittenBell:
+    """P(w | h) = (c(h w) + T(h) P(w | h')) / (c(h) + T(h)), from the counts of a text."""
+
+    def __init__(self, texts: list[np.ndarray], order: int) -> None:
+        self.following: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        for text in texts:
+            words = [BOS, *text.tolist(), EOS]
+            for at in range(1, len(words)):
+                for first in range(max(0, at + 1 - order), at + 1):
+                    self.following[tuple(words[first:at])][words[at]] += 1
+
+    def prob(self, history: tuple[int, ...], word: int) -> float:
+        counts = self.following.get(history)
+        if not history:
+            return counts[word] / counts.total()
+        lower = self.prob(history[1:], word)
+        if counts is None:
+            return lower
+        return (counts[word] + len(counts) * lower) / (counts.total() + len(counts))
+
+
+@pytest.mark.parametrize("vocab_size", [300, 70_000])
+def test_values_of_every_storage_width(
+    vocab_size: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Keys of 2 and 4 bytes; codes and floats; few children and more than 65,535."""
+    texts = [np.array([0, token]) for token in range(vocab_size)]
+    texts += [rng.zipf(1.3, 60).astype(np.int64) % vocab_size for _ in range(1500)]
+    lm = NGramLM.train(texts, 3, vocab_size=vocab_size, smoothing="witten_bell")
+    oracle = WittenBell(texts, 3)
+    queries = [texts[int(row)] for row in rng.integers(len(texts), size=60)]
+    queries += [rng.integers(0, vocab_size, 40) for _ in range(20)]
+    for text in queries:
+        words = (BOS, *text.tolist(), EOS)
+        expected = [
+            np.log(oracle.prob(words[max(0, at - 2) : at], words[at]))
+            for at in range(1, len(words))
+        ]
+        np.testing.assert_allclose(lm.score(text, eos=True), expected, rtol=1e-5, atol=1e-5)
+    for bits in (8, 12, 16):
+        small = lm.quantise(bits)
+        small.save(tmp_path / "small.lm")
+        levels = describe_lm(tmp_path / "small.lm").levels
+        limit = max(level.log_prob_error for level in levels) + sum(v.backoff_error for v in levels)
+        assert limit > 0 or bits > 8
+        loaded = NGramLM.load(tmp_path / "small.lm")
+        for text in queries:
+            scores = small.score(text)
+            assert np.abs(scores - lm.score(text)).max() <= limit + 1e-5
+            np.testing.assert_array_equal(loaded.score(text), scores)
+    with pytest.raises(ValueError, match="bits is 7; expected 8, 12 or 16"):
+        lm.quantise(7)
