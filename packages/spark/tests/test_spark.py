@@ -15,7 +15,7 @@ import pytest
 
 from lattice_bpd import FormatError, NGramLM, _core
 from lattice_bpd.cli import main
-from lattice_bpd.lm import KatzWarning, SmoothingWarning, count_ngrams
+from lattice_bpd.lm import count_ngrams
 from lattice_bpd.train import Corpus, count_corpus, train_corpus
 
 for module in ("pyspark", "pyarrow", "pandas"):
@@ -25,9 +25,7 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 import lattice_bpd_spark as cluster  # noqa: E402
-from lattice_bpd_spark import read as spark_read  # noqa: E402
-from lattice_bpd_spark.prune import _to_doubles, _to_ordered  # noqa: E402
-from lattice_bpd_spark.session import check_java, clear_errors  # noqa: E402
+from lattice_bpd_spark.session import clear_errors  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lattice_bpd.lm.training.SmoothingWarning"),
@@ -203,11 +201,6 @@ def test_pruned_lms_are_those_of_one_machine(how, counts, sequences, tmp_path):
     pruned.release()
 
 
-def test_nothing_is_pruned_to_more_than_there_is(counts):
-    lm = cluster.train_counts(counts, min_counts=[1, 1, 2, 4])
-    assert cluster.prune_lm(lm, prune_to=10**9) is lm
-
-
 def test_parts_are_assembled_elsewhere(counts, sequences, tmp_path):
     lm = cluster.train_counts(counts, min_counts=[1, 1, 2, 4])
     lm.save_parts(str(tmp_path / "parts"))
@@ -216,21 +209,6 @@ def test_parts_are_assembled_elsewhere(counts, sequences, tmp_path):
     (tmp_path / "parts" / "ngrams" / "_SUCCESS").unlink()
     with pytest.raises(FormatError, match="did not finish writing it"):
         cluster.assemble(tmp_path / "parts")
-
-
-def test_katz_warns_as_on_one_machine(spark, tmp_path):
-    sequences = [[0, 1, 2], [0, 1, 2]]
-    pq.write_table(pa.table({"ids": sequences}), tmp_path / "x.parquet")
-    counts = cluster.count_corpus(read_ids(spark, str(tmp_path / "x.parquet")), 5, partitions=1)
-    with warnings.catch_warnings(record=True) as expected:
-        warnings.simplefilter("always")
-        NGramLM.train(sequences, 5, vocab_size=V, min_counts=[1, 1, 2, 2, 3])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        cluster.train_counts(counts, min_counts=[1, 1, 2, 2, 3])
-    caught = [warning for warning in caught if issubclass(warning.category, SmoothingWarning)]
-    assert [str(w.message) for w in caught] == [str(w.message) for w in expected]
-    assert all(warning.category is KatzWarning for warning in caught)
 
 
 @pytest.fixture(scope="module")
@@ -319,16 +297,6 @@ def count_text(spark, path, **options):
     return cluster.count_corpus(cluster.read_corpus(spark, str(path), **options), 2, partitions=2)
 
 
-def test_without_java(monkeypatch, tmp_path):
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OSError, match=r"needs Java 17 or later and there is none; install it"):
-        check_java()
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
-    with pytest.raises(OSError, match=r"JAVA_HOME is .*gone, which has no bin/java"):
-        check_java()
-
-
 def test_a_column_that_is_not_there(spark, words, tmp_path):
     pq.write_table(pa.table({"url": ["u"], "n": [1]}), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=r"no column 'text'; its columns are: url, n; give one"):
@@ -341,39 +309,6 @@ def test_a_json_field_that_is_not_there(spark, words, tmp_path):
     (tmp_path / "x.jsonl").write_text(json.dumps({"body": "a b", "n": 1}) + "\n")
     with pytest.raises(FormatError, match=r"no text in field 'text'; its text fields are: body"):
         count_text(spark, tmp_path / "x.jsonl", tokenizer=words)
-
-
-def test_no_file_and_no_text(spark, words, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"gone\.txt"):
-        count_text(spark, tmp_path / "gone.txt", tokenizer=words)
-    (tmp_path / "empty.txt").write_text(" \n")
-    counts = count_text(spark, tmp_path / "empty.txt", tokenizer=words)
-    with pytest.raises(ValueError, match=r"the corpus has no text: 0 sequences"):
-        cluster.train_counts(counts)
-
-
-def test_token_ids_outside_the_vocabulary(spark, tmp_path):
-    pq.write_table(pa.table({"ids": [[1, 2], [7]]}), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match=r"token id 7 is outside the vocabulary; expected 0\.\.4"):
-        count_text(spark, tmp_path / "x.parquet", field="ids", vocab_size=5)
-    with pytest.raises(ValueError, match=r"token ids need the size of the vocabulary"):
-        count_text(spark, tmp_path / "x.parquet", field="ids")
-
-
-def test_text_that_is_not_utf8(spark, words, tmp_path):
-    (tmp_path / "x.txt").write_bytes(b"a b \xff b\n")
-    with pytest.raises(FormatError, match=r"x\.txt: text that is not UTF-8 \(.*iconv"):
-        count_text(spark, tmp_path / "x.txt", tokenizer=words)
-
-
-def test_a_tokenizer_that_cannot_be_put_on_an_executor(spark, words, monkeypatch, tmp_path):
-    monkeypatch.setattr(spark_read.tempfile, "tempdir", str(tmp_path / "gone"))
-    files, size = spark_read.read_tokenizer(words)
-    assert size == 3
-    with pytest.raises(OSError, match=r"words\.txt: the tokenizer cannot be written on"):
-        spark_read.load_here(files)
-    with pytest.raises(FileNotFoundError, match=r"no such file; expected a tokenizer"):
-        count_text(spark, tmp_path / "x.txt", tokenizer=str(tmp_path / "gone.json"))
 
 
 def test_options_out_of_range(spark, words, tmp_path):
@@ -418,13 +353,6 @@ def test_the_command_says_what_is_wrong(capsys):
     assert "gone/head: no such folder" in capsys.readouterr().err
 
 
-def test_ordered_bits_of_doubles():
-    values = np.array([-np.inf, -2.5, -1e-300, 0.0, 5e-324, 1.0, np.inf])
-    ordered = _to_ordered(values)
-    assert np.all(np.diff(ordered.astype(object)) > 0)
-    assert np.array_equal(_to_doubles(ordered), values)
-
-
 def test_assembling_refuses_what_is_not_whole():
     vocabulary = _core.Vocabulary(2, None, None, None)
     unigrams = np.zeros(5, np.float32)
@@ -448,10 +376,3 @@ def test_assembling_refuses_what_is_not_whole():
         add(_core.TrieAssembler(vocabulary, unigrams), [[9, 1]])
     with pytest.raises(ValueError, match="unigrams; expected 5"):
         _core.TrieAssembler(vocabulary, unigrams[:2])
-
-
-def test_rows_of_a_frame_are_checked_too():
-    corpus = spark_read.SparkCorpus(None, None, "here", None, "document", None)  # type: ignore
-    assert list(spark_read._texts(corpus, pa.array(["\ufeffthe cat"]))) == ["the cat"]
-    with pytest.raises(FormatError, match="here: text with NUL at character 1"):
-        list(spark_read._texts(corpus, pa.array(["t\0h\0"])))

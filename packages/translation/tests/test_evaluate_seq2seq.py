@@ -18,17 +18,12 @@ import tokenizers
 import torch
 
 from lattice_bpd import NGramLM
-from lattice_bpd.build.call_costs import measure_costs
 from lattice_bpd.cli import main
-from lattice_bpd.decode import DraftingModel, generate, load_drafter
-from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd_kim2024.cli.evaluate_options import is_encoder_decoder, load_model
 from lattice_bpd_kim2024.record.files import read_record
-from lattice_bpd_kim2024.record.heads import time_heads
 from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
-from lattice_bpd_translation.heads import SpecDrafterHeads
-from lattice_bpd_translation.target import Seq2SeqTarget
-from seq2seq_models import STOP, VOCAB, build, model_of, plain_greedy, sources
+from seq2seq_models import STOP, VOCAB, model_of, plain_greedy, sources
 
 TEXTS, LIMIT, SLOTS = 9, 12, 3
 
@@ -132,29 +127,6 @@ def test_an_encoder_decoder_is_evaluated_by_the_command(folder, tmp_path, capsys
     assert (run / "report.html").is_file()
 
 
-def test_a_folder_of_an_encoder_decoder_has_a_drafter_or_heads(folder, tmp_path, capsys):
-    model = load_model(folder / "model")
-    assert isinstance(model.heads, SpecDrafterHeads)
-    model.target.base.save_pretrained(tmp_path)
-    BlockwiseHeads(32, num_heads=3).save_pretrained(tmp_path)
-    assert load_model(tmp_path).num_slots == 2
-    (tmp_path / "blockwise_heads.json").unlink()
-    (tmp_path / "tokenizer.json").write_bytes((folder / "model/tokenizer.json").read_bytes())
-    run = arguments(folder, "record", tmp_path / "run")
-    run[2] = str(tmp_path)
-    assert main(run) == 2
-    message = capsys.readouterr().err
-    assert "spec_drafter.json" in message
-    assert "); give --heads DIR, or a folder that" in message
-    (tmp_path / "other").mkdir()
-    assert main([*run, "--heads", str(tmp_path / "other"), "--data", "nowhere"]) == 2
-    assert "other: the folder has no draft heads" in capsys.readouterr().err
-    make_drafter(model.target.base).save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"cut")
-    assert main(run) == 2
-    assert "the encoder-decoder cannot be read" in capsys.readouterr().err
-
-
 def test_an_encoder_decoder_takes_a_drafter_from_beside(folder, tmp_path):
     model_of("marian").save_pretrained(tmp_path / "plain")
     make_drafter(model_of("marian"), seed=1).save_pretrained(tmp_path / "drafter")
@@ -164,26 +136,3 @@ def test_an_encoder_decoder_takes_a_drafter_from_beside(folder, tmp_path):
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
     assert is_encoder_decoder(beside)
-
-
-@pytest.mark.parametrize("kind", ["marian", "t5"])
-def test_calls_of_an_encoder_decoder_are_timed_with_their_heads(kind, monkeypatch, tmp_path):
-    """Each call of the target takes 4 s and one of the heads 3 s by this clock."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    target = Seq2SeqTarget(build(kind))
-
-    def advance(seconds):
-        clock[0] += seconds
-
-    class Heads:
-        num_slots = SLOTS
-
-        def read_states(self, states):
-            advance(3.0)
-            return torch.zeros(len(states), SLOTS, VOCAB)
-
-    target.decoder.register_forward_hook(lambda *_: advance(4.0))
-    model = DraftingModel(target, Heads())
-    costs = measure_costs(model, (0, 2, 5), 3, head_milliseconds=time_heads(model, 3))
-    assert costs == {0: 4e3, 2: 7e3, 5: 7e3}

@@ -11,21 +11,18 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+from transformers import GenerationConfig
 
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, decode, generate
-from lattice_bpd.decode.drafters import NeuralScorer, NoDrafter
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
-from lattice_bpd.verify import CausalLMTarget, PrefixTree
+from lattice_bpd.verify import PrefixTree
 from lattice_bpd_kim2024.evaluate import record
-from lattice_bpd_translation.source_cache import Source
 from lattice_bpd_translation.target import Seq2SeqTarget
 from seq2seq_models import (
     KINDS,
     POSITIONS,
     START,
-    STOP,
     VOCAB,
     build,
     model_of,
@@ -87,26 +84,6 @@ def test_every_strategy_writes_what_generate_writes(kind, strategy):
         assert found.lossless
 
 
-class Wrapped(torch.nn.Module):
-    """An output embedding without a weight of its own, as quantized ones are."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, hidden):
-        return self.inner(hidden)
-
-
-def test_an_output_embedding_without_weight():
-    model = build("bart", 5)
-    source = sources(1, seed=1)[0]
-    wanted = plain_greedy(model, list(source), LENGTH)
-    model.lm_head = Wrapped(model.lm_head)
-    found = generate(model, source, max_new_tokens=LENGTH)
-    assert found.token_ids == wanted
-
-
 @pytest.mark.parametrize(
     ("kind", "layout"), [("t5", "rows"), ("bart", "rows"), ("bart", "tree"), ("marian", "tree")]
 )
@@ -143,21 +120,6 @@ def test_the_encoder_runs_once():
     assert len(calls) == 1
 
 
-def test_stop_tokens_are_the_models_own_or_the_callers():
-    model = model_of("marian")
-    source = sources(1, seed=4)[0]
-    free = Seq2SeqTarget(model, stop_token_ids=())
-    text = generate(free, source, "greedy", max_new_tokens=LENGTH).token_ids
-    assert len(text) == LENGTH
-    stop = text[5]
-    first = text.index(stop) + 1
-    own = generate(Seq2SeqTarget(model, stop_token_ids=[stop]), source, "greedy")
-    told = generate(model, source, "greedy", stop_token_ids=[stop])
-    assert own.token_ids == told.token_ids == text[:first]
-    assert own.finish == "stop_token"
-    assert Seq2SeqTarget(model).stop_token_ids == {STOP}
-
-
 def test_a_forced_first_token_belongs_to_the_prompt():
     model = build("bart", seed=2)
     model.generation_config.forced_bos_token_id = 7
@@ -167,25 +129,12 @@ def test_a_forced_first_token_belongs_to_the_prompt():
         assert found.token_ids == plain_greedy(model, source, LENGTH)
 
 
-def test_positions_end_where_the_decoder_has_none():
-    free = Seq2SeqTarget(model_of("bart"), stop_token_ids=())
-    found = generate(free, [5, 6], "tree", heads=random_heads, top_k=4, max_new_tokens=100)
-    assert (len(found.token_ids), found.finish) == (POSITIONS, "positions")
-
-
 def test_which_targets_take_trees(monkeypatch):
     assert Seq2SeqTarget(model_of("bart")).refuses_tree() is None
     assert Seq2SeqTarget(model_of("marian")).refuses_tree() is None
     assert "position" in Seq2SeqTarget(model_of("t5")).refuses_tree()
     monkeypatch.setattr(Seq2SeqTarget, "_at", lambda *_: contextlib.nullcontext())
     assert "does not keep" in Seq2SeqTarget(build("bart", seed=5)).refuses_tree()
-
-
-def test_what_relative_positions_cannot():
-    with pytest.raises(ValueError, match="takes no position ids"):
-        generate(model_of("t5"), [5], "tree", heads=random_heads, layout="tree", top_k=4)
-    with pytest.raises(ValueError, match="one prompt at a time"):
-        generate(model_of("t5"), [[5], [6, 7]], "greedy")
 
 
 def test_blockwise_heads_on_the_decoder():
@@ -198,21 +147,6 @@ def test_blockwise_heads_on_the_decoder():
         generate(model, [9], "bpd", heads=BlockwiseHeads(16, 4))
 
 
-def test_a_source_by_rows():
-    states, keys = torch.arange(12.0).view(2, 3, 2), torch.arange(12.0).view(2, 1, 3, 2)
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
-    source = Source([[4, 5, 6], [7]], states, mask, (keys,), (keys + 1,))
-    twice = source.select([1, 1, 0])
-    assert twice.token_ids == [[7], [7], [4, 5, 6]]
-    assert torch.equal(twice.keys[0], keys[[1, 1, 0]])
-    assert twice.mask.tolist() == [[1, 0, 0], [1, 0, 0], [1, 1, 1]]
-    alone = source.row(1)
-    assert alone.states.tolist() == [[[6.0, 7.0]]]
-    assert alone.values[0].shape == (1, 1, 1, 2)
-    assert alone.mask is None
-    assert torch.equal(alone.select([0, 0]).states, states[[1, 1], :1])
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -221,19 +155,10 @@ def test_a_source_by_rows():
             ValueError,
             "leave static_cache .*out",
         ),
-        (
-            lambda m: decode(m, [5], NoDrafter(), static_cache=True),
-            ValueError,
-            "leave static_cache .*out",
-        ),
         (lambda m: generate(m, [VOCAB], "greedy"), ValueError, "token id 40"),
-        (lambda m: generate(m, [], "greedy"), ValueError, "shape"),
         (lambda m: generate(m, [5] * (POSITIONS + 1), "greedy"), ValueError, "positions for 48"),
         (lambda m: Seq2SeqTarget(m, [VOCAB]), ValueError, "decoder_prompt"),
-        (lambda m: Seq2SeqTarget(m, []), ValueError, "decoder_prompt"),
         (BlockwiseLM, TypeError, "encoder-decoder"),
-        (CausalLMTarget, TypeError, "encoder-decoder"),
-        (NeuralScorer, TypeError, "encoder-decoder"),
         (lambda m: record(m, [[5]], [[6]]), TypeError, "record: Bart.* is an encoder-decoder"),
         (
             lambda m: m.generate(
@@ -254,13 +179,3 @@ def test_an_encoder_decoder_names_the_distribution_that_decodes_it(monkeypatch):
     expected = "'encoder-decoder' is a kind of target of lattice-bpd-translation; pip install"
     with pytest.raises(ImportError, match=expected):
         generate(model_of("bart"), [5], "greedy")
-
-
-def test_a_decoder_alone_is_no_seq2seq_target():
-    with pytest.raises(TypeError, match="AutoModelForSeq2SeqLM"):
-        Seq2SeqTarget(GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=9)))
-    model = build("bart", seed=3)
-    model.generation_config.decoder_start_token_id = None
-    model.config.decoder_start_token_id = None
-    with pytest.raises(ValueError, match="decoder_start_token_id"):
-        Seq2SeqTarget(model)

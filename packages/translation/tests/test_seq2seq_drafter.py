@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd import DraftConfig, FormatError
+from lattice_bpd import DraftConfig
 from lattice_bpd.decode import generate
 from lattice_bpd.decode.state import DraftHeads
 from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
@@ -98,56 +96,6 @@ def test_memory_from_block_to_block_is_reading_anew(options):
 
 
 @CONFIGS
-def test_files_hold_all_of_it(options, tmp_path):
-    drafter = build(options)
-    drafter.save_pretrained(tmp_path)
-    again = SpecDrafter.from_pretrained(tmp_path)
-    assert again.config == drafter.config
-    arguments = inputs(options)
-    assert torch.equal(guess(again, *arguments), guess(drafter, *arguments))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "spec_drafter.json", "spec_drafter.safetensors",
-    ]  # fmt: skip
-
-
-def test_damaged_files_are_named(tmp_path):
-    build(OWN).save_pretrained(tmp_path)
-    path = tmp_path / "spec_drafter.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "inner_size": 33}))
-    with pytest.raises(FormatError, match=r"spec_drafter\.safetensors"):
-        SpecDrafter.from_pretrained(tmp_path)
-    path.write_text(json.dumps({**config, "num_slots": 0}))
-    with pytest.raises(FormatError, match="num_slots is 0"):
-        SpecDrafter.from_pretrained(tmp_path)
-    with pytest.raises(FormatError, match="cannot be read"):
-        SpecDrafter.from_pretrained(tmp_path / "nothing")
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ({"hidden_size": 12, "attention_heads": 4, **OWN}, "multiple of twice"),
-        ({}, "expected one of them"),
-        ({"encoder_layers": 1, "source_size": 8}, "expected one of them"),
-        ({"num_slots": 0, **OWN}, "num_slots 0"),
-    ],
-)
-def test_sizes_that_do_not_fit(sizes, words):
-    with pytest.raises(ValueError, match=words):
-        SpecDrafter(SpecDrafterConfig(VOCAB, **sizes))
-
-
-def test_hidden_states_are_given_where_they_are_read():
-    source, tokens, starts, hidden = inputs(SHARED)
-    with pytest.raises(ValueError, match="state_size is 32"):
-        guess(build(SHARED), source, tokens, starts, None)
-    own, *_ = inputs(OWN)
-    with pytest.raises(ValueError, match="state_size is 0"):
-        guess(build(OWN), own, tokens, starts, hidden)
-
-
-@CONFIGS
 @pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree"])
 def test_drafts_of_any_quality_change_no_output(options, strategy):
     heads = SpecDrafterHeads(build(options))
@@ -192,20 +140,6 @@ def test_started_from_a_target_it_begins_as_its_copy():
     for wrong in (model_of("t5"), build_target("bart", encoder_ffn_dim=48, decoder_ffn_dim=48)):
         with pytest.raises(ValueError, match="cannot start from"):
             drafter.start_from(wrong)
-
-
-def test_what_is_no_source_or_no_drafter():
-    from blockwise_models import model_of as causal
-
-    heads = SpecDrafterHeads(build(SHARED))
-    with pytest.raises(ValueError, match="no encoder-decoder"):
-        generate(causal("gpt2").base, [1], "bpd", heads=heads, max_new_tokens=4)
-    narrow = SpecDrafter(SpecDrafterConfig(VOCAB, SLOTS, WIDTH, 32, 2, source_size=8))
-    free = Seq2SeqTarget(model_of("bart"), stop_token_ids=())
-    with pytest.raises(ValueError, match=r"widths \(32, 32\)"):
-        generate(free, [5], "bpd", heads=SpecDrafterHeads(narrow), max_new_tokens=4)
-    with pytest.raises(TypeError, match="expected a SpecDrafter"):
-        SpecDrafterHeads(object())
 
 
 @CONFIGS

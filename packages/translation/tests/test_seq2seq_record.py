@@ -11,17 +11,11 @@ import torch
 from replays import check_replay
 
 from lattice_bpd import DraftConfig, NGramLM
-from lattice_bpd.decode import DraftingModel, generate
-from lattice_bpd.decode.drafters import NeuralScorer
+from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_kim2024.evaluate import Recording
-from lattice_bpd_kim2024.lab.lab import Lab, LabOptions, split_texts
-from lattice_bpd_kim2024.lab.run_folder import check_live
 from lattice_bpd_kim2024.record.heads import record_sources
 from lattice_bpd_kim2024.replay.positions import Rescorers
-from lattice_bpd_kim2024.replay.strategies import STRATEGIES
-from lattice_bpd_kim2024.replay.sweep import Point
-from lattice_bpd_kim2024.small_models import build_rescorer
 from lattice_bpd_translation.target import Seq2SeqTarget
 from seq2seq_models import KINDS, STOP, VOCAB, model_of, plain_greedy, sources
 
@@ -119,53 +113,6 @@ def test_a_folder_holds_the_texts_of_memory(recorded, tmp_path):
         on_text=lambda done, total: pieces.append(total - done),
     )  # fmt: skip
     assert pieces[len(prompts) :] == [0]  # nothing is left to record
-
-
-def test_the_lab_evaluates_an_encoder_decoder_as_it_decodes(recorded):
-    """All strategies, neural ones too: as many calls by text as live, and greedy's output."""
-    target, heads, _, _, lm, record = recorded
-    lms = {"lm": lm}
-    neural = {"small": NeuralScorer(build_rescorer("tiny", VOCAB, hidden_size=8, num_layers=1))}
-    options = LabOptions(
-        options=DraftConfig(top_k=6, max_nodes=9, num_drafts=3), alphas=(0.3, 1.0),
-        scorer_alphas=(0.5,), temperatures=(1.0,), held_out=6, top_ks=(1, 2), num_drafts=(1, 3),
-        max_nodes=(4, 9), num_heads=(3, 5), workers=1,
-    )  # fmt: skip
-    lab = Lab(lms, neural, options=options)
-    recording = lab.read(Recording(record))
-    results = lab.evaluate(recording)
-    lines = results["strategies"]
-    assert {"bpd", "neural", "mixture", "ngram_1best", "p_best_ngram", "tree", "oracle"} <= {
-        line["name"] for line in lines
-    }
-    reported = recording.select(split_texts(len(record), options.held_out, options.seed)[1])
-    points = [
-        Point(
-            STRATEGIES[line["name"]], DraftConfig(**results["tuned"][line["name"]]),
-            line["options"].get("lm", ""), line["options"].get("scorer", ""),
-        )
-        for line in lines
-    ]  # fmt: skip
-    checks = check_live(
-        DraftingModel(target, heads), reported, points, lms, Rescorers(), lambda: None,
-        scorers=lab.scorers, max_new_tokens=LIMIT,
-    )  # fmt: skip
-    for line, check in zip(lines, checks, strict=True):
-        assert check["lossless"] == check["same_calls"] == check["texts"] == len(reported.texts)
-        greedy = [text.output.tolist() for text in reported.texts]
-        assert line["tokens"] == sum(map(len, greedy))
-    by_name = {line["name"]: line["block_efficiency"] for line in lines}
-    assert by_name["oracle"] > by_name["bpd"] > 1.0
-
-
-def test_what_cannot_be_recorded_is_refused():
-    target, heads = Seq2SeqTarget(model_of("bart")), KnownHeads({})
-    with pytest.raises(ValueError, match="record_sources: 0 sources"):
-        record_sources(target, heads, [])
-    with pytest.raises(ValueError, match=f"top_k {VOCAB + 1}; expected one source or more"):
-        record_sources(target, heads, [[5]], top_k=VOCAB + 1)
-    with pytest.raises(ValueError, match="heads None"):
-        record_sources(target, None, [[5]])
 
 
 def test_blockwise_heads_of_an_encoder_decoder_are_recorded():

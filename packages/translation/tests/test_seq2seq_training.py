@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 pytest.importorskip("torch")
@@ -11,18 +9,15 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
 from lattice_bpd_translation.joint import (
     Seq2SeqOptions,
     read_pairs,
     train_seq2seq,
-    train_seq2seq_heads,
 )
 from lattice_bpd_translation.specdec import (
     SpecDrafterOptions,
     block_logits,
-    block_losses,
     reveal_tokens,
     sample_blocks,
     train_spec_drafter,
@@ -33,32 +28,13 @@ from lattice_bpd_translation.text import (
     Pair,
     collate,
     generate_outputs,
-    shuffled_batches,
 )
-from seq2seq_models import START, VOCAB, build, counting_pairs, model_of, sources, trained_target
+from seq2seq_models import VOCAB, build, counting_pairs, model_of, sources, trained_target
 
 
 def drafter_of(seed: int = 0, slots: int = 3) -> SpecDrafter:
     torch.manual_seed(seed)
     return SpecDrafter(SpecDrafterConfig(VOCAB, slots, 16, 32, 2, source_size=32, state_size=32))
-
-
-def test_a_batch_by_hand():
-    found = collate([Pair([5, 6, 7], [8, 1]), Pair([9], [3, 4, 1])], [2, 0])
-    assert found.source.tolist() == [[5, 6, 7], [9, 0, 0]]
-    assert found.source_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert found.tokens.tolist() == [[2, 0, 8, 0], [2, 0, 3, 4]]
-    assert found.labels.tolist() == [[IGNORED, 8, 1, IGNORED], [IGNORED, 3, 4, 1]]
-
-
-def test_every_pair_comes_once_before_any_comes_again():
-    pairs = [Pair([number], [number] * (1 + number % 5)) for number in range(23)]
-    batches = shuffled_batches(pairs, [START], 4, seed=0)
-    for _ in range(2):
-        first = list(itertools.islice(batches, 6))
-        assert sorted(int(row) for batch in first for row in batch.source[:, 0]) == list(range(23))
-    again = next(shuffled_batches(pairs, [START], 4, seed=0))
-    assert torch.equal(again.source, next(shuffled_batches(pairs, [START], 4, seed=0)).source)
 
 
 @pytest.mark.parametrize("kind", ["t5", "marian"])
@@ -107,21 +83,6 @@ def test_what_is_told(objective):
     assert 0 < int(shown.sum()) < int(known.sum())
 
 
-def test_told_tokens_are_not_learned():
-    target, drafter = trained_target(), drafter_of()
-    batch = collate(counting_pairs(4, seed=3), target.decoder_prompt)
-    options = SpecDrafterOptions()
-    found = sample_blocks(target, drafter, batch, options, torch.Generator().manual_seed(0))
-    told = torch.full_like(found.labels, -1)
-    told[..., 1] = found.labels[..., 1].clamp(min=0)
-    losses = block_losses(drafter, found, told, options).detach()
-    assert float(losses[1]) == 0.0
-    logits = block_logits(drafter, found, told)[..., 0, :].log_softmax(dim=-1)
-    labels = found.labels[..., 0]
-    by_hand = -logits.gather(-1, labels.unsqueeze(-1)).mean()
-    torch.testing.assert_close(losses[0], by_hand.detach())
-
-
 def test_training_is_repeatable_and_leaves_the_target_alone():
     target, pairs = trained_target(), counting_pairs(60, seed=0)
     before = {name: weight.clone() for name, weight in target.base.state_dict().items()}
@@ -141,26 +102,6 @@ def test_training_is_repeatable_and_leaves_the_target_alone():
     for name, weight in target.base.state_dict().items():
         assert torch.equal(weight, before[name])
     assert all(weight.grad is None for weight in target.base.parameters())
-
-
-def test_heads_on_the_decoder_learn():
-    target, pairs = trained_target(), counting_pairs(100, seed=0)
-    heads = BlockwiseHeads(32, 4)
-    losses = []
-    before = [(weight.clone(), weight.requires_grad) for weight in target.base.parameters()]
-    assert any(trainable for _, trainable in before)
-    train_seq2seq_heads(
-        target, heads, pairs, Seq2SeqOptions(steps=40, batch_size=32, warmup=3),
-        lambda report: losses.append(report.losses),
-    )  # fmt: skip
-    assert len(losses[0]) == 3
-    assert sum(losses[-1]) < 0.7 * sum(losses[0])
-    for weight, (value, trainable) in zip(target.base.parameters(), before, strict=True):
-        assert torch.equal(weight, value)
-        assert (weight.grad, weight.requires_grad) == (None, trainable)
-    source = pairs[0].source
-    plain = generate(target, source, "greedy", max_new_tokens=12).token_ids
-    assert generate(target, source, "bpd", heads=heads, max_new_tokens=12).token_ids == plain
 
 
 @pytest.mark.parametrize(

@@ -16,30 +16,21 @@ pytest.importorskip("tokenizers")
 
 import numpy as np
 import torch
-from heads_training import HEADS, T, make_job
 from sentence_pairs import write_sentence_pairs
-from torch.nn import functional as F
 
 from blockwise_models import model_of as causal_model
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads
-from lattice_bpd.train.trainer import Trainer
-from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
-from lattice_bpd_kim2024.heads.starting_model import load_base
-from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 from lattice_bpd_translation.joint import (
     Seq2SeqOptions,
-    train_seq2seq,
     train_seq2seq_jointly,
 )
 from lattice_bpd_translation.target import Seq2SeqTarget
 from lattice_bpd_translation.text import (
     IGNORED,
-    Pair,
     collate,
     generate_outputs,
-    shuffled_batches,
 )
 from seq2seq_models import (
     STOP,
@@ -135,40 +126,6 @@ def test_the_joint_loss_is_the_mean_over_heads_and_positions():
     assert seen == {0, 1, 2}
 
 
-def test_the_gradient_of_a_joint_step_is_that_of_the_mean_of_all_heads(monkeypatch):
-    target = Seq2SeqTarget(build("marian", seed=3, init_std=0.1))
-    torch.manual_seed(1)
-    heads = BlockwiseHeads(32, 3)
-    torch.nn.init.normal_(heads.outer_weight, std=0.2)
-    pairs = counting_pairs(4, seed=2)
-    seen = {}
-
-    def keep(trainer):
-        trainer.backward(0)
-        trainer.report.step += 1
-        seen["heads"] = heads.outer_weight.grad.clone()
-        seen["target"] = target.base.model.shared.weight.grad.clone()
-        target.base.zero_grad()
-        heads.zero_grad()
-        return {}
-
-    monkeypatch.setattr(Trainer, "take_step", keep)
-    train_seq2seq_jointly(target, heads, pairs, Seq2SeqOptions(steps=1, batch_size=4))
-    batch = next(shuffled_batches(pairs, target.decoder_prompt, 4, 0))
-    found = target.base(
-        input_ids=batch.source, attention_mask=batch.source_mask, decoder_input_ids=batch.tokens,
-        output_hidden_states=True,
-    )  # fmt: skip
-    drafts = target.embedding(heads(found.decoder_hidden_states[-1]))  # (B, T, 2, V)
-    loss = F.cross_entropy(found.logits.flatten(0, 1), batch.labels.flatten())
-    for slot in (0, 1):
-        labels = F.pad(batch.labels[:, slot + 1 :], (0, slot + 1), value=IGNORED)
-        loss = loss + F.cross_entropy(drafts[:, :, slot].flatten(0, 1), labels.flatten())
-    (loss / 3).backward()
-    assert torch.allclose(seen["heads"], heads.outer_weight.grad, atol=1e-6)
-    assert torch.allclose(seen["target"], target.base.model.shared.weight.grad, atol=1e-5)
-
-
 def test_joint_training_learns_and_its_rate_is_the_targets():
     pairs = counting_pairs(100, seed=0)
     target = Seq2SeqTarget(build("marian", seed=1, init_std=0.1))
@@ -227,67 +184,6 @@ def test_a_wide_beam_search_finds_the_most_probable_text():
         generate_texts(base, prompts, 2, num_beams=2, temperature=1.0)
 
 
-@pytest.mark.parametrize("teacher_seed", [None, 3])
-def test_each_way_trains_its_part_on_its_text(example, folder, recipe, monkeypatch, teacher_seed):
-    """The references, or the beam search of the target or of a teacher of another seed."""
-    from specdec_translation_parts import load_sentences
-
-    trained, ways = [], []
-
-    def spy(name):
-        train = getattr(example, name)
-
-        def spied(target, *arguments):
-            trained.append((name, target, list(arguments[-2]), arguments[-1]))
-            return train(target, *arguments)
-
-        monkeypatch.setattr(example, name, spied)
-
-    def train_way(way, k, target, *arguments):
-        first = len(trained)
-        made = original(way, k, target, *arguments)
-        ways.append((way, target, made, trained[first:]))
-        return made
-
-    for name in ("train_seq2seq", "train_seq2seq_heads", "train_seq2seq_jointly"):
-        spy(name)
-    original = example.train_way
-    monkeypatch.setattr(example, "train_way", train_way)
-    steps = example.Steps((2,), heads=2, finetuning=2, distilled=20)
-    seed = [] if teacher_seed is None else ["--teacher-seed", str(teacher_seed)]
-    example.main(["--quick", "--data", str(folder), *seed], recipe, steps)
-
-    references = load_sentences(folder, recipe)[1].train
-    alone = [call for call in trained if call[0] == "train_seq2seq"]
-    assert [call[3].seed for call in alone] == [0] if teacher_seed is None else [0, teacher_seed]
-    target, teacher = alone[0][1], alone[-1][1]
-    assert all(call[2] == references for call in alone)
-    sources_ = [pair.source for pair in references[:20]]
-    outputs = generate_outputs(teacher, sources_, recipe.max_new_tokens, num_beams=4)
-    distilled = [Pair(*pair) for pair in zip(sources_, outputs, strict=True)]
-    assert distilled != references[:20]
-    if teacher is not target:
-        own = generate_outputs(target, sources_, recipe.max_new_tokens, num_beams=4)
-        assert outputs != own
-    assert [way for way, *_ in ways] == list(example.WAYS)
-    for way, given, (made, _), calls in ways:
-        assert given is target
-        text = distilled if way in ("distillation", "both") else references
-        assert all(call[2] == text for call in calls)
-        names = [call[0].removeprefix("train_seq2seq_") for call in calls]
-        wanted = {"joint": ["jointly"], "finetuning": ["heads", "jointly"]}
-        wanted["both"] = wanted["finetuning"]
-        assert names == wanted.get(way, ["heads"])
-        assert (made is target) == (way in ("regular", "distillation"))
-        assert calls[-1][1] is made
-    unchanged = example.build_target(recipe)
-    train_seq2seq(unchanged, references, example.target_options(recipe))
-    weights = target.base.state_dict()
-    assert all(
-        torch.equal(weights[name], weight) for name, weight in unchanged.base.state_dict().items()
-    )
-
-
 def test_the_example_prints_every_way_and_its_calls(example, folder, recipe, tmp_path, capsys):
     steps = example.Steps((5,), heads=3, finetuning=3, distilled=20)
     arguments = ["--quick", "--data", str(folder), "--json", str(tmp_path / "r.json")]
@@ -308,28 +204,3 @@ def test_the_example_prints_every_way_and_its_calls(example, folder, recipe, tmp
     assert (row["way"], row["k"]) == ("regular", 7)
     with pytest.raises(SystemExit):
         example.main([*arguments, "--block-sizes", "1"], recipe, steps)
-
-
-@pytest.mark.parametrize("recipe", ["distil", "distil-finetune"])
-def test_a_recipe_trains_on_the_beam_searchs_text(recipe, tmp_path, monkeypatch):
-    seen = []
-    take_step = HeadTrainer.take_step
-
-    def spy(self):
-        seen.append(self.text)
-        return take_step(self)
-
-    monkeypatch.setattr(HeadTrainer, "take_step", spy)
-    job = make_job(tmp_path, recipe, num_beams=3, train={"steps": 2})
-    before = load_base(tmp_path / "base", full_precision=True)
-    train_heads(job)
-    rows = seen[0].token_ids.reshape(job.own_rows, T + HEADS)
-    prompts = rows[:, : job.prompt_length]
-    expected = generate_texts(before, prompts, T + HEADS - job.prompt_length, num_beams=3)
-    assert np.array_equal(rows, expected)
-    assert not np.array_equal(rows, generate_texts(before, prompts, T + HEADS - job.prompt_length))
-    after = load_base(tmp_path / "out", full_precision=True).state_dict()
-    changed = any(not torch.equal(after[n], weight) for n, weight in before.state_dict().items())
-    assert changed == (recipe == "distil-finetune")
-    with pytest.raises(ValueError, match="recipe frozen generates no text"):
-        train_heads(make_job(tmp_path, "frozen", num_beams=3))
