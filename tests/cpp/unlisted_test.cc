@@ -41,6 +41,7 @@ Lm RandomUnlistedLm(Random* random, std::uint32_t vocab_size, std::uint32_t used
       if (vocabulary.is_unlisted(symbol)) symbol = kUnk;
     }
     if (Below(random, 5) == 0) ngram[0] = vocabulary.bos;
+    if (Below(random, 5) == 0) ngram.back() = vocabulary.eos;
     for (std::size_t size = 2; size <= ngram.size(); ++size) {
       known.insert({ngram.begin(), ngram.begin() + static_cast<std::ptrdiff_t>(size)});
     }
@@ -140,6 +141,10 @@ TEST_CASE("unlisted: scores and searches are those with <unk> in their place") {
     for (TokenId& token : text) token = IdOf(token, *lm, used);
     Tokens in_lm = RandomText(&random, used, 60);
     CHECK(ScoreText(*lm, in_lm, true, true) == ScoreText(*lm, Listed(*lm, in_lm), true, true));
+    for (Symbol word = 0; word < used; ++word) {
+      const Symbol known = lm->vocabulary().ListedOrUnk(word);
+      CHECK(lm->StateOf({&word, 1}) == lm->StateOf({&known, 1}));
+    }
     const Tokens context(text.end() - static_cast<std::ptrdiff_t>(Below(&random, 6)), text.end());
     const Sausage numbers = RandomLattice(&random, used + kBeyond, is_wide ? 70 : 16);
     const double alphas[] = {1.0, 0.3, -1.25, 16.0};

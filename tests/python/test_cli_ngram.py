@@ -1,19 +1,15 @@
 """`lattice-bpd ngram`: counts and their progress, training, and the commands on LM files."""
 
-import argparse
 import json
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
-from lattice_bpd.cli import build_parser, main, progress
-from lattice_bpd.cli.options import parse_size
-from lattice_bpd.lm import compare_lines, write_lm
-from lattice_bpd.train import CountingProgress, read_counts_info
+from lattice_bpd.cli import build_parser, main
+from lattice_bpd.train import read_counts_info
 
 TEXT = "the cat sat\nthe cat ran\n\nthe dog sat\n"
 
@@ -52,51 +48,6 @@ def test_count_merge_and_train(tmp_path, capsys):
     assert "direct.lm: order 2, vocabulary 5, " in capsys.readouterr().out
 
 
-def test_count_resumes_and_takes_token_ids(capsys):
-    np.save("0.npy", np.array([1, 2, 0, 3]))
-    np.save("1.npy", np.array([4, 0]))
-    ids = ["--vocab-size", 5, "--eos-id", 0, "--resume", "--checkpoint", 0, "-o", "ids.counts"]
-    run("count", "0.npy", *ids)
-    run("count", "0.npy", "1.npy", *ids)
-    info = read_counts_info("ids.counts")
-    assert (info.num_sequences, info.num_tokens) == (3, 4)
-    assert info.sources == ("0.npy", "1.npy")
-    assert "of 4 tokens in 3 sequences" in capsys.readouterr().out
-
-
-def test_warnings_of_the_estimate_are_notes(capsys):
-    run("train", "a.txt", "--tokenizer", "words.txt", "--sequence", "file", "-o", "a.lm")
-    assert "lattice-bpd: note: Katz: order 2" in capsys.readouterr().err
-    assert NGramLM.load("a.lm").order == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "a.txt", "a.counts"], r"a\.txt: not a counts file, while a\.counts is one"),
-        (["count", "a.txt"], "text needs a tokenizer"),
-    ],
-)
-def test_bad_options(arguments, message):
-    run("count", "a.txt", "--tokenizer", "words.txt", "-o", "a.counts")
-    with pytest.raises(ValueError, match=message):
-        run(*arguments, "-o", "out")
-
-
-def test_progress_has_rate_time_left_and_memory(capsys, monkeypatch):
-    counted = CountingProgress(2_000_000, 10, 25, 100, 3, 40_000_000)
-    line = progress.describe(counted, 2.0)
-    assert line.startswith("2,000,000 tokens, 1,000,000/s, 6 s left, ")
-    assert line.endswith(" GB of memory, 3 runs of 0.04 GB on disk")
-    now = time.monotonic()
-    with progress.CountingWatcher() as watcher:
-        watcher(counted)
-        assert capsys.readouterr().err == ""  # too early
-        monkeypatch.setattr(time, "monotonic", lambda: now + 20)
-        watcher(counted)
-    assert "2,000,000 tokens, " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["train", "count"])
 def test_outputs_that_cannot_be_written_are_refused_before_counting(command, tmp_path, monkeypatch):
     monkeypatch.setattr("lattice_bpd.cli.ngram_corpus.make_corpus", None)  # never called
@@ -117,18 +68,6 @@ def test_outputs_that_cannot_be_written_are_refused_before_counting(command, tmp
     assert not (tmp_path / "e.lm").exists()
 
 
-def test_an_lm_is_written_to_where_a_symbolic_link_leads(tmp_path):
-    (tmp_path / "lms").mkdir()
-    for name in ("e.lm", "e.arpa.gz", "e.fst"):
-        Path(name).symlink_to(f"lms/{name}")
-        run("train", "a.txt", "--tokenizer", "words.txt", "--order", 2, "--smoothing",
-            "witten_bell", "-o", name)  # fmt: skip
-        assert (tmp_path / name).is_symlink()
-    assert NGramLM.load("e.lm").order == 2
-    names = sorted(path.name for path in (tmp_path / "lms").iterdir())
-    assert names == ["e.arpa.gz", "e.fst", "e.lm"]
-
-
 @pytest.fixture(scope="module")
 def corpora():
     rng = np.random.default_rng(0)
@@ -144,15 +83,6 @@ def lm_files(corpora, tmp_path):
     for corpus, path in zip(corpora, paths, strict=False):
         NGramLM.train(corpus, 3, vocab_size=50, smoothing="absolute").save(path)
     return paths
-
-
-def test_lms_side_by_side(corpora):
-    lms = {"one": NGramLM.train(corpora[0], 2, vocab_size=50, smoothing="absolute")}
-    lms["small"] = lms["one"].prune(theta=1e-3)
-    scores = {name: lm.evaluate(corpora[2]) for name, lm in lms.items()}
-    lines = list(compare_lines(scores))
-    assert lines[0].split() == ["LM", "perplexity", "events", "unknown", "2-grams", "1-grams"]
-    assert f"{scores['small'].perplexity:.3f}" in lines[2]
 
 
 def test_weights_by_em_beat_their_neighbors(corpora):
@@ -184,12 +114,7 @@ def test_prune_command(lm_files, tmp_path, capsys):
     total, counted = sum(small.num_ngrams), small.num_prunable
     assert counted <= 500
     assert counted < total  # <s>, which `ngram info` counts too
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{out}: {total:,} of ")
-    assert second == (
-        f"--prune-to 500: {counted:,} n-grams, and {total - counted:,} symbols without a "
-        "probability of their own"
-    )
+    assert f"{out}: {total:,} of " in capsys.readouterr().out
     ids = tmp_path / "ids"
     ids.write_text("1 2 3")
     run("prune", lm_files[0], "--keep-ids", ids, "-o", out)
@@ -208,6 +133,9 @@ def test_merge_evaluate_convert_and_info_commands(lm_files, corpora, tmp_path, c
     run("evaluate", *lm_files, mixed, tmp_path / "mixed.arpa.gz", "--text", text, "--json")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows[2]["perplexity"] == pytest.approx(rows[3]["perplexity"])
+    run("evaluate", mixed, "--text", text)
+    titles = capsys.readouterr().out.splitlines()[0].split()
+    assert titles[-4:] == ["unknown", "3-grams", "2-grams", "1-grams"]
     run("info", mixed, "--json")
     info = json.loads(capsys.readouterr().out)
     assert info["num_ngrams"] == sum(NGramLM.load(mixed).num_ngrams)
@@ -215,12 +143,6 @@ def test_merge_evaluate_convert_and_info_commands(lm_files, corpora, tmp_path, c
     text.write_text("1 2\nword\n")
     with pytest.raises(ValueError, match="line 2 is 'word'; expected decimal token ids"):
         run("evaluate", mixed, "--text", text)
-
-
-def test_sizes():
-    assert [parse_size(text) for text in ("100M", "2.5k", "7")] == [100_000_000, 2500, 7]
-    with pytest.raises(argparse.ArgumentTypeError, match="'many' is not a size"):
-        parse_size("many")
 
 
 @pytest.mark.parametrize(
@@ -237,21 +159,3 @@ def test_unknown_options_are_errors_of_the_command(capsys, options, message):
     printed = capsys.readouterr().err
     assert printed.startswith("usage: lattice-bpd ngram train ")
     assert message in printed
-
-
-@pytest.mark.parametrize("name", ["words.arpa", "corpus.fst"])
-def test_files_that_need_a_vocabulary_are_converted_first(name, lm_files, tmp_path, capsys):
-    words = [f"w{token_id}" for token_id in range(50)]
-    write_lm(NGramLM.load(lm_files[0]), tmp_path / name, vocab=words if "arpa" in name else None)
-    np.savetxt(tmp_path / "text.ids", [[1, 2, 3]], fmt="%d")
-    evaluate = ["ngram", "evaluate", "--text", str(tmp_path / "text.ids"), "--json"]
-    assert main([*evaluate, str(tmp_path / name)]) == 2
-    error = capsys.readouterr().err
-    assert f"convert it first: lattice-bpd ngram convert {tmp_path / name} NEW.lm --vocab" in error
-    (tmp_path / "words.txt").write_text("\n".join(words))
-    convert = ["convert", tmp_path / name, tmp_path / "new.lm", "--vocab", tmp_path / "words.txt"]
-    run(*convert)
-    capsys.readouterr()
-    assert main([*evaluate, str(tmp_path / "new.lm"), str(lm_files[0])]) == 0
-    new, old = map(json.loads, capsys.readouterr().out.splitlines())
-    assert new["perplexity"] == pytest.approx(old["perplexity"], rel=1e-5)

@@ -2,7 +2,8 @@
 
 Each command runs twice with the library functions of its scene replaced: as it is, and with one
 option changed. The arguments that the functions were given must differ and hold the value that was
-given, at the parameter of the option's name where there is one.
+given, at the parameter of the option's name where there is one. Of commands without a scene, which
+other distributions have, the code must name each option.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import io
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 
-from command_scenes import CHANGES, END, SHARED, Arguments, Change, End, Scene, Stub, make_scenes
+from command_scenes import CHANGES, END, SHARED, Arguments, Change, End, Stub, make_scenes
 from lattice_bpd.cli import build_parser
-
-ELSEWHERE = {"check": "test_conformance.py", "evaluate --quick": "test_replay_cli.py"}
-"""What other tests cover, and where: it runs on the demo's model."""
 
 
 def leaf_parsers(
@@ -44,17 +44,17 @@ def leaf_parsers(
 
 
 PARSERS = dict(leaf_parsers(build_parser()))
+SCENES = make_scenes(lambda *_, **__: None)
 OPTIONS = [
     pytest.param(
         command,
         action.dest,
         id=f"{command} {(action.option_strings or [action.dest])[-1]}".replace(" ", "_"),
     )
-    for command, parser in PARSERS.items()
-    for action in parser._actions
+    for command in SCENES
+    if command in PARSERS
+    for action in PARSERS[command]._actions
     if action.dest != "help"
-    and command not in ELSEWHERE
-    and not (command == "evaluate" and action.dest in ("quick", "speed"))
 ]
 
 
@@ -222,8 +222,7 @@ def test_every_option_is_passed_on(command, dest, tmp_path, monkeypatch):
     values = values if change.values is None else change.values
     wanted = values[0] if change.values and not isinstance(wanted, int) else wanted
     wanted = change.wanted if change.wanted is not None else wanted
-    scene: Scene = make_scenes(lambda *_, **__: None)[command]
-    plain = {**scene.arguments, **change.given}
+    plain = {**SCENES[command].arguments, **change.given}
     changed = {name: given for name, given in plain.items() if name not in change.drop}
     changed[dest] = values
     if change.given:
@@ -247,12 +246,37 @@ def test_every_option_is_passed_on(command, dest, tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("command", PARSERS)
-def test_every_command_has_a_scene(command):
-    if command in ELSEWHERE:
-        pytest.skip(f"covered by {ELSEWHERE[command]}")
-    scenes = make_scenes(lambda *_, **__: None)
-    assert command in scenes
+def names_in(code: types.CodeType) -> set[str]:
+    """Attributes that code reads, and its strings."""
+    names = set(code.co_names)
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            names |= names_in(value)
+        elif isinstance(value, (str, tuple)):
+            names |= {value} if isinstance(value, str) else set(value)
+    return names
+
+
+@pytest.mark.parametrize("command", [name for name in PARSERS if name not in SCENES])
+def test_commands_of_other_distributions_read_their_options(command):
+    parser = PARSERS[command]
+    run = parser.get_default("run")
+    assert not run.__module__.startswith("lattice_bpd."), "a command of the core needs a scene"
+    names = set[str]()
+    shared = run.__module__.rpartition(".")[0] + ".evaluate_options"  # of kim2024
+    modules = [name for name in (run.__module__, shared) if importlib.util.find_spec(name)]
+    for name in modules:
+        for value in vars(importlib.import_module(name)).values():
+            code = getattr(value, "__code__", None)
+            names |= names_in(code) if code and value.__name__ != "add_parser" else set()
+            names |= set(value) if isinstance(value, tuple) else set()
+    assert {action.dest for action in parser._actions} - names <= {"help"}
+
+
+@pytest.mark.parametrize("command", SCENES)
+def test_scenes_have_no_options_that_are_no_more(command):
+    if command not in PARSERS:
+        pytest.skip("its distribution is not installed")
     known = {action.dest for action in PARSERS[command]._actions}
-    given = {*CHANGES.get(command, {}), *scenes[command].arguments}
+    given = {*CHANGES.get(command, {}), *SCENES[command].arguments}
     assert not given - known  # options that are no more

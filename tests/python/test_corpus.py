@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -76,14 +75,6 @@ def test_json_lines(name, words, tmp_path):
     assert sequences_of(corpus) == [*LINES, [0, 6]]
 
 
-def test_standard_input(words, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    corpus = Corpus(["-"], words, boundaries="line")
-    assert corpus.total_bytes is None
-    assert sequences_of(corpus) == LINES
-    assert corpus.meter.bytes_read == len(TEXT)
-
-
 def test_folders_are_read_in_order_of_names(words, tmp_path):
     folder = tmp_path / "corpus"
     (folder / "b").mkdir(parents=True)
@@ -139,16 +130,6 @@ def test_bpe_from_both_kinds_of_files(tmp_path, monkeypatch):
         load_encoder(str(tmp_path / "vocab.json"))
 
 
-def test_sentencepiece(shared_data, tmp_path):
-    library = pytest.importorskip("sentencepiece")
-    model = shared_data / "stories260K" / "tok512.model"
-    path = write(tmp_path / "a.txt", b"Once upon a time\nthere was")
-    corpus = Corpus([path], model, boundaries="line")
-    processor = library.SentencePieceProcessor(model_file=str(model))
-    assert sequences_of(corpus) == processor.encode(["Once upon a time", "there was"])
-    assert corpus.size_of_vocabulary == 512
-
-
 @pytest.mark.parametrize("kind", ["uint16", "uint32", "int64", "rows"])
 def test_token_ids(kind, tmp_path, monkeypatch):
     monkeypatch.setattr("lattice_bpd.train.text_files._IDS_AT_ONCE", 4)
@@ -179,21 +160,15 @@ def npy(array):
     ("name", "data", "error", "message"),
     [
         ("a.txt", b"the\ncat \xff", FormatError, r"a\.txt, line 2: byte 8 \(0xff\) is not UTF-8"),
-        ("a.txt", b"the \xe6\xbc", FormatError, r"line 1: byte 4 \(0xe6\) .*unexpected end"),
         ("a.txt", b"", ValueError, r"a\.txt: no text in the file"),
-        ("a.txt", b" \n\n", ValueError, r"a\.txt: no text in the file"),
         ("a.txt", b"the cat\nthe cow", ValueError, r"a\.txt, line 2: the word 'cow' is not in"),
         ("a.jsonl", b'{"text": "the"}\n{', FormatError, r"a\.jsonl, line 2: not JSON"),
         ("a.jsonl", b"\n[1]", FormatError, r"line 2: a JSON list; expected an object"),
         ("a.jsonl", b'{"b": "", "a": "", "n": 1}', FormatError, r"'text'; .* fields are: a, b;"),
-        ("a.txt.gz", b"plain", FormatError, r"a\.txt\.gz: damaged or not a gzip file"),
         ("a.txt.gz", CUT_GZIP, FormatError, "the gzip file is truncated"),
-        ("a.txt.zst", b"plain text", FormatError, r"a\.txt\.zst: damaged or not a zstd file"),
         ("a.txt.zst", b"\x28\xb5\x2f\xfd", FormatError, "the zstd file is truncated"),
         ("a.bin", b"\0\0\0", FormatError, "3 bytes are not a whole number of uint16 ids"),
         ("a.bin", b"\1\0\7\0", FormatError, r"a\.bin: token id 7 at index 1; expected 0\.\.6"),
-        ("a.bin", b"", ValueError, r"a\.bin: no token ids"),
-        ("a.npy", b"none", FormatError, r"a\.npy: not a \.npy file"),
         ("a.npy", npy(np.arange(99))[:-4], FormatError, r"a\.npy: not a \.npy .* or truncated"),
         ("a.npy", npy(np.zeros(3)), FormatError, r"shape \(3,\) and type float64; expected int"),
         ("a.npy", npy(np.array([1, -2])), FormatError, "token id -2 at index 1"),
@@ -214,17 +189,13 @@ def test_bad_files(name, data, error, message, words, tmp_path):
         ({"inputs": []}, ValueError, "no input; expected files"),
         ({"inputs": ["missing"]}, FileNotFoundError, "missing: no such file or folder"),
         ({"inputs": ["a.txt", "a.txt"]}, ValueError, r"a\.txt: given more than once"),
-        ({"inputs": ["empty"]}, FileNotFoundError, "empty: no file in it ends in one of"),
         ({"tokenizer": None}, ValueError, r"a\.txt: text needs a tokenizer"),
-        ({"inputs": ["a.bin"], "tokenizer": None}, ValueError, "the size of the vocabulary"),
         ({"vocab_size": 6}, ValueError, r"has 7 token ids, vocab_size is 6; expected at least"),
         ({"boundaries": "page"}, ValueError, "expected line, paragraph or document"),
-        ({"tokenizer": "none.json"}, FileNotFoundError, r"none\.json: no such file"),
         ({"tokenizer": "a.bin"}, ValueError, r"a\.bin: expected a tokenizer\.json"),
         ({"tokenizer": "empty"}, FileNotFoundError, r"empty: no tokenizer\.json"),
         ({"tokenizer": "bad.json"}, FormatError, r"bad\.json: not a tokenizer"),
         ({"tokenizer": "twice.txt"}, FormatError, r"line 3: 'a' is a duplicate"),
-        ({"tokenizer": "two.txt"}, FormatError, r"line 1: 'a b' is not a word"),
     ],
 )
 def test_bad_options(options, error, message, words, tmp_path, monkeypatch):
@@ -233,7 +204,6 @@ def test_bad_options(options, error, message, words, tmp_path, monkeypatch):
     for name, text in {"a.txt": "the", "a.bin": "\0\0", "bad.json": "{}"}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "twice.txt").write_text("a\nb\na\n")
-    (tmp_path / "two.txt").write_text("a b\n")
     if options.get("tokenizer") == "bad.json":
         pytest.importorskip("tokenizers")
     with pytest.raises(error, match=message):

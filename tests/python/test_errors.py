@@ -1,4 +1,6 @@
-"""Bad input: the exact type of the error, and a message that says what was found and expected."""
+"""Bad input: the type of the error, and a message that says what was found and expected."""
+
+from __future__ import annotations
 
 import os
 import sys
@@ -16,10 +18,9 @@ from lattice_bpd import (
     rescore_fst,
     rescore_lattice,
     rescore_tree,
-    sample_tree,
 )
-from lattice_bpd.draft import MixtureScorer, NGramScorer
-from lattice_bpd.lm import read_lm, write_lm
+from lattice_bpd.arguments import check_int, errors_named
+from lattice_bpd.draft import NGramScorer
 from lattice_bpd.verify import PrefixTree
 
 torch = pytest.importorskip("torch")
@@ -45,44 +46,27 @@ def rescore(defaults: dict[str, Any], changes: dict[str, Any]) -> Any:
 RESCORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "one dimension": ({"head_logits": logits(8)}, ValueError,
                       r"shape \(8,\).*\(slots, vocab\) or \(batch, slots, vocab\).*missing axis"),
-    "no slot": ({"head_logits": logits(0, 4)}, ValueError, r"\(0, 4\).*expected no empty axis"),
     "float64": ({"head_logits": logits().astype(float)}, TypeError,
                 r"float64; expected float32, float16 or bfloat16; convert"),
-    "integers": ({"head_logits": logits().astype(np.int32)}, TypeError, "int32; expected"),
     "foreign byte order": ({"head_logits": logits().astype(">f4")}, TypeError, "byte order"),
     "a list": ({"head_logits": [[0.0, 1.0]]}, TypeError, "a list; expected a numpy array"),
     "NaN": ({"head_logits": logits_with(NAN), "context": [[], []]}, ValueError,
             "NaN at row 5, token 3; expected finite"),
     "infinity": ({"head_logits": logits_with(INF), "context": [[], []]}, ValueError,
                  r"\+inf at row 5, token 3"),
-    "half-precision infinity": ({"head_logits": torch.full((3, 4), INF).half()}, ValueError,
-                                r"\+inf at row 0, token 0"),
     "bfloat16 NaN": ({"head_logits": torch.full((3, 4), NAN).bfloat16()}, ValueError, "NaN"),
     "k above V": ({"top_k": 5}, ValueError, r"top_k is 5; expected 1\.\.4"),
-    "k of 0": ({"top_k": 0}, ValueError, r"top_k is 0; expected 1\.\.4"),
-    "k that is no integer": ({"top_k": 2.0}, TypeError, r"top_k is 2\.0; expected an integer"),
-    "p of 0": ({"num_drafts": 0}, ValueError, r"num_drafts is 0; expected 1\.\."),
     "p above the limit": ({"num_drafts": 100_000}, ValueError,
                           r"num_drafts is 100000; expected 1\.\.4096"),
-    "p that is no integer": ({"num_drafts": "4"}, TypeError, "num_drafts is '4'"),
     "NaN alpha": ({"alpha": NAN}, ValueError, "alpha is nan; expected a finite number"),
-    "enormous alpha": ({"alpha": 1e7}, ValueError, "alpha is 1e"),
     "alpha that is no number": ({"alpha": "much"}, TypeError, "alpha is 'much'"),
     "unknown engine": ({"engine": "fast"}, ValueError, 'engine is "fast"; expected "auto"'),
     "id above V": ({"context": [1, 4]}, ValueError, r"id 4 at position 1; expected 0\.\.3"),
-    "negative id": ({"context": [-1]}, ValueError, "id -1 at position 0"),
     "gigantic id": ({"context": [2**80]}, TypeError, "object; expected integers"),
-    "unsigned id": ({"context": np.array([2**63], np.uint64)}, ValueError, f"{2**63}"),
     "float context": ({"context": [1.0]}, TypeError, "float64; expected integers"),
-    "text context": ({"context": "the cat"}, ValueError, "sequence of token ids"),
-    "no context": ({"context": None}, ValueError, "one dimension"),
     "batch of contexts for one lattice": ({"context": [[1], [2]]}, ValueError, "single lattice"),
     "one context for a batch": ({"head_logits": logits(1, 3, 4)}, ValueError,
                                 "1 entries for a batch of 1.*one sequence"),
-    "too few contexts": ({"head_logits": logits(2, 3, 4), "context": [[1]]}, ValueError,
-                         "1 entries for a batch of 2"),
-    "a number for a batch": ({"head_logits": logits(2, 3, 4), "context": 1}, TypeError,
-                             "a int; expected 2 sequences"),
     "bad id in a batch": ({"head_logits": logits(2, 3, 4), "context": [[], [0, 9]]}, ValueError,
                           "context of row 1 has token id 9 at position 1"),
     "ragged context in a batch": ({"head_logits": logits(1, 3, 4), "context": [[[1], [1, 2]]]},
@@ -96,17 +80,10 @@ RESCORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a lookalike of an LM": ({"lm": 3}, TypeError, r"lm is a int; expected an NGramLM"),
     "masked logits": ({"head_logits": np.ma.array(logits(), mask=logits() == 0)}, TypeError,
                       r"rescore_lattice: head_logits is a masked numpy array; expected .*\.filled"),
-    "masked context": ({"context": MASKED_IDS}, TypeError, "context is a masked numpy array"),
-    "two-dimensional masked contexts": (
-        {"head_logits": logits(1, 3, 4), "context": MASKED_IDS[None]}, TypeError,
-        "context of row 0 is a masked numpy array"),
     "meta logits": ({"head_logits": torch.zeros(3, 4, device="meta")}, TypeError,
                     "head_logits is a tensor on torch's meta device, which holds no values"),
-    "meta context": ({"context": torch.zeros(2, dtype=torch.int64, device="meta")}, TypeError,
-                     "context is a tensor on torch's meta device"),
     "lattice outside the LM": ({"head_logits": SausageLattice([([9], [0])])}, ValueError,
                                "token id 9.*4 tokens"),
-    "an empty list": ({"head_logits": [], "context": []}, TypeError, "a list"),
 }  # fmt: skip
 
 
@@ -123,13 +100,8 @@ SLOTS: dict[str, tuple[Any, type[Exception], str]] = {
     "no candidates": ([([1], [0]), ([], [])], ValueError, "slot 1 has 0 token ids"),
     "lengths differ": ([([1, 2], [0])], ValueError, "2 token ids and 1 scores"),
     "doubled": ([([4, 1, 4], [0, 1, 2])], ValueError, "token 4 occurs twice in slot 0"),
-    "negative id": ([([1, -2], [0, 1])], ValueError, "id -2 at position 1"),
     "NaN": ([([1, 2], [0, NAN])], ValueError, "nan of token 2 in slot 0; expected a finite"),
-    "infinity": ([([1, 2], [INF, 0])], ValueError, "inf of token 1"),
-    "float ids": ([([1.5], [0])], TypeError, "slot 0 has elements of type float64"),
     "masked ids": ([([0], [0]), (MASKED_IDS, [0, 1])], TypeError, "slot 1 is a masked numpy array"),
-    "masked scores": ([([0], [0]), ([0, 1], np.ma.array([0.0, 1.0], mask=[0, 1]))], TypeError,
-                      "slot 1: scores is a masked numpy array"),
     "too many slots": ([([1], [0])] * 1025, ValueError, "more than 1024 slots"),
 }  # fmt: skip
 
@@ -144,23 +116,14 @@ def test_sausage_lattice(kind: str) -> None:
 
 LM: dict[str, tuple[Callable[[NGramLM], Any], type[Exception], str]] = {
     "id above V": (lambda lm: lm.log_prob(4), ValueError, r"id 4 .*expected 0\.\.3"),
-    "negative id": (lambda lm: lm.log_prob(-1), ValueError, "id -1"),
-    "enormous id": (lambda lm: lm.log_prob(2**40), ValueError, f"{2**40}"),
-    "float id": (lambda lm: lm.log_prob(1.0), TypeError, "expected integers"),
     "context": (lambda lm: lm.log_prob(1, [0, 7]), ValueError, "id 7 at position 1"),
     "text": (lambda lm: lm.score([0, 4]), ValueError, "id 4 at position 1"),
-    "two dimensions": (lambda lm: lm.score([[0, 1]]), ValueError, r"shape \(1, 2\)"),
-    "masked text": (lambda lm: lm.score(MASKED_IDS), TypeError, "score is a masked numpy array"),
     "export context": (lambda lm: lm.to_pywrapfst([9]), ValueError, "id 9 at position 0"),
     "short vocab": (lambda lm: lm.to_arpa("x", vocab=["a"]), ValueError, "1 words.*4 token ids"),
-    "no vocab": (lambda lm: lm.to_arpa("x", vocab=[]), ValueError, "no words"),
     "space in a word": (lambda lm: lm.to_arpa("x", vocab=["a", "b c", "d", "e"]), ValueError,
                         "token id 1 .*white space"),
-    "empty word": (lambda lm: lm.to_arpa("x", vocab=["a", "", "d", "e"]), ValueError, "id 1"),
     "doubled word": (lambda lm: lm.to_arpa("x", vocab=["a", "b", "a", "c"]), ValueError,
                      '"a" of token id 2'),
-    "special word": (lambda lm: lm.to_arpa("x", vocab=["a", "<s>", "b", "c"]), ValueError,
-                     '"<s>" of token id 1'),
     "word that is no text": (lambda lm: lm.to_arpa("x", vocab=["a", 1, "b", "c"]), TypeError,
                              "token id 1 is 1; expected a str"),
 }  # fmt: skip
@@ -185,21 +148,11 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "masked drafts for a tree": (lambda: PrefixTree.from_drafts(1, MASKED_IDS[None]), TypeError,
                                  "PrefixTree: drafts is a masked numpy array"),
     "a path for a scorer": (lambda: NGramScorer("a.lm"), TypeError, r"load\('a\.lm'\)"),
-    "a path in a mixture": (lambda: MixtureScorer([("a.lm", 1.0)]), TypeError,
-                            r"scorer is the path 'a\.lm'; expected an NGramLM"),
     "a path for a tree": (lambda: rescore_tree(logits(), [], "a.lm"), TypeError, "the path"),
-    "a path for a sampled tree": (lambda: sample_tree(logits(), [], "a.lm"), TypeError, "the path"),
-    "a path for an FST": (lambda: rescore_fst(b"", "a.lm"), TypeError, "the path"),
-    "a path to interpolate": (lambda: NGramLM.interpolate(["a.lm"], weights=[1]), TypeError,
-                              r"NGramLM\.interpolate: lm is the path 'a\.lm'"),
     "half a node": (lambda: rescore_tree(logits(), [], None, top_k=2, max_nodes=1.5), TypeError,
                     r"max_nodes is 1\.5; expected an integer"),
-    "half a node of samples": (lambda: sample_tree(logits(), [], None, top_k=2, max_nodes=1.5),
-                               TypeError, r"max_nodes is 1\.5; expected an integer"),
     "many drafts of an FST": (lambda: rescore_fst(b"", None, 100_000), ValueError,
                               r"num_drafts is 100000; expected 1\.\.4096"),
-    "training with -3 tokens": (lambda: NGramLM.train([[0, 1]], vocab_size=-3), ValueError,
-                                "vocab_size is -3; expected"),
     "training with 1.5 tokens": (lambda: NGramLM.train([[0, 1]], vocab_size=1.5), TypeError,
                                  r"vocab_size is 1\.5; expected an integer"),
     "training on a masked text": (lambda: NGramLM.train([MASKED_IDS], vocab_size=4), TypeError,
@@ -219,19 +172,12 @@ def test_calls(kind: str) -> None:
 
 ARPA_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "small vocab_size": ({"vocab_size": 3}, ValueError, "vocab_size is 3.*token id 3"),
-    "negative vocab_size": ({"vocab_size": -3}, ValueError, "vocab_size is -3"),
     "unknown encoding": ({"encoding": "utf-9"}, ValueError, "'utf-9'; expected a name that Python"),
-    "encoding of None": ({"encoding": None}, ValueError, "encoding is None; expected a name"),
     "two-byte encoding": ({"encoding": "utf-16"}, ValueError, "does not extend ASCII; convert"),
-    "large vocab_size": ({"vocab_size": 2**21 + 1}, ValueError, r"expected 1\.\.2097152"),
-    "enormous vocab_size": ({"vocab_size": 2**70}, ValueError, "vocab_size is"),
-    "text vocab_size": ({"vocab_size": "4"}, TypeError, "vocab_size is '4'"),
     "bos outside": ({"bos_id": 4}, ValueError, r"bos_id is 4; expected a token id in 0\.\.3"),
-    "negative eos": ({"eos_id": -1}, ValueError, "eos_id is -1"),
     "unk is bos": ({"vocab_size": 6, "bos_id": 5, "unk_id": 5}, ValueError, "unk_id is 5"),
     "bos is a word": ({"bos_id": 0}, FormatError, "occurs twice"),
     "doubled word": ({"vocab": ["a", "b", "a"]}, ValueError, '"a" twice'),
-    "missing word": ({"vocab": ["0", "1", "2"]}, FormatError, '"3" is not in vocab'),
 }
 
 
@@ -241,12 +187,6 @@ def test_from_arpa(kind: str, small_arpa: Path) -> None:
     with pytest.raises(error, match=message) as raised:
         NGramLM.from_arpa(small_arpa, **options)
     assert raised.type is error
-
-
-def test_an_openfst_file_of_a_negative_vocabulary(small_lm: NGramLM, tmp_path: Path) -> None:
-    write_lm(small_lm, tmp_path / "x.fst")
-    with pytest.raises(ValueError, match=r"vocab_size is -3; expected 0\.\.2147483647"):
-        read_lm(tmp_path / "x.fst", vocab_size=-3)
 
 
 READERS = [NGramLM.load, NGramLM.from_arpa]
@@ -278,10 +218,6 @@ def test_paths_that_cannot_be_written(write: str, small_lm: NGramLM, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_format_errors_are_value_errors() -> None:
-    assert issubclass(FormatError, ValueError)
-
-
 @pytest.mark.parametrize("extra", ["to_pywrapfst of an LM", "to_pywrapfst of a lattice"])
 def test_a_missing_extra_is_named(
     extra: str, small_lm: NGramLM, monkeypatch: pytest.MonkeyPatch
@@ -290,3 +226,45 @@ def test_a_missing_extra_is_named(
     owner = small_lm if "LM" in extra else SausageLattice([([1], [0])])
     with pytest.raises(ImportError, match=r"pip install 'lattice-bpd\[openfst\]'"):
         owner.to_pywrapfst()
+
+
+@pytest.mark.parametrize("value", [2, np.int64(2), np.uint8(2)])
+def test_integers_of_any_type_become_ints(value: Any) -> None:
+    checked = check_int("f: n", value, 0, 2)
+    assert (checked, type(checked)) == (2, int)
+
+
+@pytest.mark.parametrize("value", [True, 2.0, "2", None, [2]])
+def test_other_types_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        check_int("f: n", value, 0, 2)
+    assert str(caught.value) == f"f: n is {value!r}; expected an integer, 0..2"
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "expected"), [(0, None, "1 or more"), (0, 5, "1..5"), (6, 5, "1..5")]
+)
+def test_the_range_is_in_the_message(value: int, most: int | None, expected: str) -> None:
+    with pytest.raises(ValueError, match="n is") as caught:
+        check_int("n", value, 1, most)
+    assert str(caught.value) == f"n is {value}; expected {expected}"
+    assert check_int("n", 1, 1, most) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("decode: there is no prompt; expected one: or more", "generate: there is no prompt; "
+         "expected one: or more"),
+        ("heads: found none", "heads: found none"),
+        ("decode", "decode"),
+        ("decoded: 3", "decoded: 3"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [TypeError, ValueError, MemoryError])
+def test_errors_name_the_function_that_was_called(
+    kind: type[Exception], message: str, expected: str
+) -> None:
+    with pytest.raises(kind) as caught, errors_named("generate", "decode", "make_drafter"):
+        raise kind(message)
+    assert str(caught.value) == expected

@@ -37,29 +37,6 @@ def test_sizes_out_of_all_reason(build, stem, value, tmp_path):
             type(heads).from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(("build", "stem"), KINDS)
-def test_heads_come_back_as_float32_and_can_be_trained(build, stem, tmp_path):
-    heads = build().to(torch.bfloat16)
-    heads.save_pretrained(tmp_path)
-    loaded = type(heads).from_pretrained(tmp_path)
-    for (name, saved), read in zip(
-        heads.named_parameters(), loaded.parameters(), strict=True
-    ):  # fmt: skip
-        assert read.dtype == torch.float32, name
-        assert read.requires_grad, name
-        assert torch.equal(read, saved.float()), name
-
-
-@pytest.mark.parametrize(("build", "stem"), KINDS)
-def test_tensors_that_are_no_floats(build, stem, tmp_path):
-    heads = build()
-    heads.save_pretrained(tmp_path)
-    integers = {name: tensor.long() for name, tensor in heads.state_dict().items()}
-    save_file(integers, tmp_path / f"{stem}.safetensors")
-    with pytest.raises(FormatError, match="cannot be read"):
-        type(heads).from_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["blockwise_heads.json", "medusa_heads.json", "config.json"])
 def test_json_that_is_nested_without_end(name, tmp_path):
     (tmp_path / name).write_text("[" * 100_000)

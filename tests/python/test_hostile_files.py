@@ -1,5 +1,7 @@
 """No file and no argument ends the process: the nastiest run in processes of their own."""
 
+from __future__ import annotations
+
 import ast
 import json
 import subprocess
@@ -19,13 +21,13 @@ from pathlib import Path
 import numpy as np
 from lattice_bpd import FormatError, NGramLM, rescore_lattice
 warnings.simplefilter("ignore")
-source, target, verify, first, last = sys.argv[1:]
+source, target, verify = sys.argv[1:]
 good, verify = Path(source).read_bytes(), verify == "verify"
 sections = int(np.frombuffer(good, np.uint32, 1, 36)[0])
 start = 64 + 32 * sections
 logits = np.zeros((3, 30), np.float32)
 outcomes = {"loaded": 0, "refused": 0, "answered": 0}
-for seed in range(int(first), int(last)):
+for seed in range(600):
     print("seed", seed, file=sys.stderr, flush=True)
     rng = np.random.default_rng(seed)
     data = bytearray(good)
@@ -53,7 +55,7 @@ for seed in range(int(first), int(last)):
         lambda: lm.score(rng.integers(0, lm.vocab_size, 50) % 30, eos=True),
         lambda: lm.log_prob(3, [1, 2, 3]),
         lambda: rescore_lattice(logits, [1, 2], lm, top_k=4, num_drafts=9),
-        lambda: rescore_lattice(logits, [1, 2], lm, top_k=4, num_drafts=9, alpha=-2.0),
+        lambda: rescore_lattice(logits, [1, 2], lm, top_k=4, num_drafts=9, engine="openfst"),
         lambda: lm._core.to_fst_bytes(np.zeros(0, np.int32), True, False, True),
     ]
     if seed % 10 == 0:  # these wait for the disk
@@ -92,18 +94,12 @@ answered = [
     lambda: lb.rescore_lattice(np.full((3, 5), biggest), [0], lm, top_k=5, num_drafts=9),
     lambda: lb.rescore_lattice(-np.full((9, 5), biggest), [0], lm, top_k=5, num_drafts=99),
     lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=1e6),
-    lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=-1e6),
     lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, num_drafts=7, alpha=5e-324),
-    lambda: lb.rescore_lattice(zeros, [0], lm, top_k=5, log_softmax=[]).scores,
     lambda: lb.rescore_lattice(np.zeros((1024, 5), np.float32), [0], lm, top_k=1),
-    lambda: lb.rescore_lattice(np.zeros((40, 5), np.float32), [0], None, top_k=5),
     lambda: lb.rescore_lattice(zeros, list(range(5)) * 100000, lm, top_k=2),
-    lambda: lb.rescore_lattice(np.broadcast_to(np.float32(0), (3, 5)), [0], lm, top_k=2),
     lambda: lb.SausageLattice([([2**31 - 1, 0], [0, 0])] * 3).to_dot(),
-    lambda: lb.rescore_lattice(lb.SausageLattice([([2**31 - 1, 0], [0, 0])]), [], None),
     lambda: lb.SausageLattice([([2**31 - 1, 0], [0, 0])] * 3)._core.to_fst_bytes(),
     lambda: candidates(none, [0, 0]),
-    lambda: arpa(head + b"\\1-grams:\n-1 0 -1\n\\end\\"),
     lambda: arpa(head + b"\\1-grams:\n-1 0 1e29\n\\end\\"),
     lambda: arpa(head + b"\\1-grams:\n-1 2097151\n\\end\\"),
 ]
@@ -119,31 +115,20 @@ refused = [
     ("1 offsets for 1 lattices", lambda: candidates(none, [0])),
     ("token id -9 at position 0", lambda: candidates(np.array([-9], np.int32), [0, 1])),
     ("elements of 4 bytes as float16", lambda: _core.select_top_k(zeros, "float16", 2, False)),
-    ("elements of 8 bytes as float32",
-     lambda: _core.select_top_k(zeros.astype("f8"), "float32", 2, False)),
     ("1 dimensions; expected 2 or 3",
      lambda: _core.select_top_k(zeros.reshape(-1), "float32", 2, False)),
     ("top_k is -2147483648", lambda: _core.select_top_k(zeros, "float32", -2**31, False)),
-    ("it is not ARPA text", lambda: arpa(b"")),
-    ('no "ngram 1=COUNT" line', lambda: arpa(b"\\data\\")),
-    ("the gzip file is truncated", lambda: arpa(b"\x1f\x8b")),
-    ("it is not ARPA text", lambda: arpa(b"\0" * 99)),
     ("the file ends in the 1-grams", lambda: arpa(head + b"\\1-grams:\n-1 " + b"9" * 100000)),
     ("a:4: ", lambda: arpa(head + b"\\1-grams:\n" + b"- " * 100000)),
     ("the file ends in the 2-grams",
      lambda: arpa(head + b"ngram 2=4294967294\n\\1-grams:\n-1 0\n\\2-grams:\n")),
     ("a:2: ", lambda: arpa(head.replace(b"=1", b"=99999999999999999999"))),
-    ("expected order 2", lambda: arpa(b"\\data\\\n" + b"ngram 1=1\n" * 1000)),
-    ("no decimal token id in 0..2097151", lambda: arpa(head + b"\\1-grams:\n-1 2097152\n\\end\\")),
     ("fewer than an LM's header", lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n"))),
     ("Is a directory", lambda: lb.NGramLM.load(folder)),
     ("another byte order", lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n" + b"\xff" * 500))),
     ("fewer than an LM's header", lambda: lb.NGramLM.load("/proc/self/mem")),
     ("fewer than an LM's header", lambda: lb.NGramLM.load("/proc/version")),
     ("cannot create a temporary file", lambda: lm.to_arpa(folder / ("x" * 300))),
-    ("the corpus has no text", lambda: lb.NGramLM.train([], 3, vocab_size=5)),
-    ("the corpus has no text", lambda: lb.NGramLM.train([[]], 3, vocab_size=5)),
-    ("vocab_size is 1099511627776", lambda: lb.NGramLM.train([[0]], 3, vocab_size=2**40)),
 ]
 for number, call in enumerate(answered):
     print("answered", number, file=sys.stderr, flush=True)
@@ -194,7 +179,7 @@ def run(code: str, *arguments: object, timeout: float = 100) -> str:
 
 @pytest.mark.parametrize("verify", ["verify", "trust"])
 def test_damaged_files(verify: str, lm_file: Path, tmp_path: Path) -> None:
-    output = run(FUZZ, lm_file, tmp_path / "damaged.lm", verify, 0, 600)
+    output = run(FUZZ, lm_file, tmp_path / "damaged.lm", verify)
     outcomes = json.loads(output.splitlines()[-1])
     assert outcomes["loaded"] + outcomes["refused"] == 600
     if verify == "verify":

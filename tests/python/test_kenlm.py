@@ -50,15 +50,6 @@ def test_kenlm_agrees(seed: int, rng: np.random.Generator, order: int, tmp_path:
     assert queries == 4080
 
 
-def test_named_boundaries(rng: np.random.Generator, tmp_path: Path) -> None:
-    lm = train(rng, 3, 30, bos_id=28, eos_id=29)
-    lm.to_arpa(tmp_path / "lm.arpa")
-    model = kenlm.Model(str(tmp_path / "lm.arpa"))
-    text = (28 * rng.random(200) ** 3).astype(np.int32)
-    ours = lm.score(text, eos=True) / np.log(10)
-    np.testing.assert_allclose(ours, scores_of(model, text, True), atol=1e-5)
-
-
 WORDS = [f"ẅ{token}" for token in range(20)]
 LISTED = 16  # words of the file; ids 16..19 are <unk>
 UNKNOWN = 9  # stands for <unk> in the training text

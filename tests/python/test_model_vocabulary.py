@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import tokenizers
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.cli.files import check_vocabulary
 
 WORDS, PADDED = 10, 16
 
@@ -61,14 +59,6 @@ def test_an_lm_has_the_vocabulary_of_the_model(folder, config):
     assert NGramLM.load("small.lm").vocab_size == WORDS
 
 
-def test_counts_have_the_vocabulary_of_the_model(folder, capsys):
-    assert train("corpus.txt", "--model", "model", command="count", output="a.counts") == 0
-    assert train("a.counts") == 0
-    assert NGramLM.load("out.lm").vocab_size == PADDED
-    assert train("a.counts", "--model", "model") == 2
-    assert "--model with counts files, which have a vocabulary" in capsys.readouterr().err
-
-
 def test_token_ids_need_no_tokenizer_in_the_folder(folder):
     import numpy as np
 
@@ -112,43 +102,3 @@ def test_a_config_without_a_size_says_so(folder, capsys, config, message):
     (folder / "model/config.json").write_text(config)
     assert train("corpus.txt", "--model", "model") == 2
     assert message in capsys.readouterr().err
-
-
-def test_an_lm_smaller_than_the_model_names_the_option():
-    def lm(size: int) -> NGramLM:
-        return NGramLM.train([[0, 1, 2]], 2, vocab_size=size, smoothing="witten_bell")
-
-    check_vocabulary({"c": lm(PADDED)}, PADDED, "model")
-    hint = (
-        "; if it was trained with the model's own tokenizer, train it again with --vocab-size 16 "
-        "(or --model DIR)"
-    )
-    check_vocabulary({"c": lm(WORDS)}, PADDED, "model")  # of the tokenizer's size
-    with pytest.raises(ValueError, match="--lm c has a vocabulary of 7, the model one of 16") as e:
-        check_vocabulary({"c": lm(7)}, PADDED, "model")
-    assert str(e.value).endswith(hint)
-    with pytest.raises(ValueError, match="--lm c has a vocabulary of 33, the model one of") as e:
-        check_vocabulary({"c": lm(33)}, PADDED, "model")
-    assert "--vocab-size" not in str(e.value)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["tune", "run", "--cost", "c.json"],
-        ["report", "run"],
-        ["replay", "run"],
-        ["record", "--model", "m", "--task", "text", "--data", "d", "--out", "o"],
-        ["evaluate", "--quick", "--out", "o"],
-        ["generate", "m", "--prompt", "x"],
-    ],
-)
-def test_commands_without_torch_name_the_extra(arguments, monkeypatch, capsys):
-    pytest.importorskip("pyarrow")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(arguments) == 2
-    needed = "'lattice-bpd[torch]'" if arguments[0] == "generate" else "lattice-bpd-kim2024"
-    message = f"install it with: pip install {needed}"
-    printed = capsys.readouterr().err
-    assert printed.startswith("lattice-bpd: error: torch is required")
-    assert message in printed

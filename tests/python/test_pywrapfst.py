@@ -93,24 +93,6 @@ def test_failure_arcs_are_the_backoffs(seed: int, rng: np.random.Generator, lm: 
             text.append(token)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_structure_of_the_lm(seed: int, rng: np.random.Generator, lm: NGramLM) -> None:
-    model = lm.to_pywrapfst([], bos=False)
-    assert model.verify()
-    assert model.start() == 0
-    assert model.num_states() == 1 + sum(lm.num_ngrams[:-1])
-    for state in model.states():
-        labels = [arc.ilabel for arc in model.arcs(state)]
-        assert labels == sorted(set(labels))
-        assert all(1 <= label <= VOCAB for label in labels if label != lm.failure_label)
-        assert labels.count(lm.failure_label) == (0 if state == 0 else 1)
-        assert float(model.final(state)) == 0.0
-        assert all(arc.ilabel == arc.olabel for arc in model.arcs(state))
-    expanded = lm.to_pywrapfst([], bos=False, expand_failures=True)
-    assert expanded.num_arcs(0) == VOCAB
-    assert all(expanded.num_arcs(state) == VOCAB for state in expanded.states())
-
-
 @pytest.mark.parametrize("expand", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_end_of_sentence(seed: int, rng: np.random.Generator, lm: NGramLM, expand: bool) -> None:

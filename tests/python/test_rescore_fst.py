@@ -2,12 +2,14 @@
 
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lattice_bpd import Drafts, NGramLM, rescore_fst
+from lattice_bpd.lm import read_lm
 from oracles import ArpaOracle, random_arpa, read_arpa, to_grid
 
 fst = pytest.importorskip("pywrapfst")
@@ -100,21 +102,6 @@ def test_any_acyclic_acceptor(seed: int, rng: np.random.Generator, core_of: Any)
         check(drafts, rank(sequences, oracle if with_lm else None, context, alpha))
 
 
-def test_worked_example(small_lm: NGramLM) -> None:
-    #       1:-2.0         2:-1.0
-    #   0 ---------> 1 ------------> 2 (final)      also 0 --(0: -1.5)--> 2, and 1 is final at 0.5
-    graph = {0: [(2, 1, -2.0), (1, 2, -1.5)], 1: [(3, 2, -1.0)]}
-    drafts = rescore_fst(build(graph, {1: 0.5, 2: 0.0}), small_lm, context=[0], alpha=0.5)
-    ln10 = math.log(10)
-    cat = 2.0 - 0.5 + 0.5 * ln10 * -0.1  # <s> the cat
-    cat_sat = 2.0 + 1.0 + 0.5 * ln10 * (-0.1 - 0.45)
-    the = 1.5 + 0.5 * ln10 * (-0.05 - 0.4 - 0.9)
-    assert drafts.token_ids[0, :3].tolist() == [[1, 2], [1, -1], [0, -1]]
-    np.testing.assert_allclose(drafts.scores[0, :3], [cat_sat, cat, the], rtol=1e-5)
-    assert drafts.counts.tolist() == [3]
-    assert drafts.lengths[0, :4].tolist() == [2, 1, 1, 0]
-
-
 def test_no_path_no_draft(small_lm: NGramLM) -> None:
     for nothing in (fst.VectorFst(), build({0: [(1, 1, math.inf)]}, {1: 0})):
         drafts = rescore_fst(nothing, small_lm, 3)
@@ -168,20 +155,27 @@ def test_errors(case: str, small_lm: NGramLM) -> None:
         rescore_fst(acceptor, small_lm)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_altered_bytes_are_refused_or_read(seed: int, rng: np.random.Generator) -> None:
-    graph, finals = random_graph(np.random.default_rng(99), 5)
-    data = build(graph, finals).write_to_string()
+@pytest.mark.parametrize("kind", ["acceptor", "vector", "const"])
+@pytest.mark.parametrize("seed", range(20))
+def test_altered_bytes_are_refused_or_read(
+    seed: int, kind: str, rng: np.random.Generator, small_lm: NGramLM, tmp_path: Path
+) -> None:
+    data = build(*random_graph(np.random.default_rng(99), 5)).write_to_string()
+    if kind != "acceptor":
+        data = fst.convert(small_lm.to_pywrapfst(), kind).write_to_string()
     refused = 0
     for _ in range(30):
         changed = bytearray(data)
         for _ in range(rng.integers(1, 6)):
             changed[rng.integers(30, len(data))] = rng.integers(256)
         try:
-            drafts = rescore_fst(bytes(changed), None, 5)
+            if kind == "acceptor":
+                drafts = rescore_fst(bytes(changed), None, 5)
+                assert not np.isnan(drafts.scores).any()
+                assert (drafts.token_ids >= -1).all()
+            else:
+                (tmp_path / "lm.fst").write_bytes(changed)
+                read_lm(tmp_path / "lm.fst", vocab_size=4).log_prob(0, [1, 2])
         except ValueError:
             refused += 1
-            continue
-        assert not np.isnan(drafts.scores).any()
-        assert (drafts.token_ids >= -1).all()
-    assert refused >= 20
+    assert refused >= 10

@@ -17,14 +17,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-import seq2seq_models
-import target_models
-import vision_models
 from blockwise_models import VOCAB, model_of
 from lattice_bpd import DraftConfig
 from lattice_bpd.decode import CustomGenerate, generate
-from lattice_bpd.verify.acceptance import Rejection, Sampled, TopKMatch
-from vision_models import IMAGE
+from lattice_bpd.verify.acceptance import Rejection, Sampled
 
 EOS, NEW = 7, 18
 BOTH = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
@@ -121,47 +117,6 @@ def test_processors_and_criteria_of_ones_own(count):
     assert_same_output(outputs[1], outputs[0])
 
 
-def test_sampled_scores_are_the_models_own_after_the_warpers():
-    base, inputs = model_of("llama").base, batch(1)
-    torch.manual_seed(4)
-    output = base.generate(
-        **inputs, custom_generate=method("llama"), do_sample=True, temperature=0.7, top_k=9,
-        top_p=0.8, max_new_tokens=NEW, **BOTH,
-    )  # fmt: skip
-    logits = base(output.sequences[:, :-1]).logits[0, 8:]
-    warpers = LogitsProcessorList(
-        [TemperatureLogitsWarper(0.7), TopKLogitsWarper(9), TopPLogitsWarper(0.8)]
-    )
-    assert close(torch.cat(output.logits), logits)
-    assert close(torch.cat(output.scores), warpers(output.sequences, logits))
-
-
-@pytest.mark.parametrize("kind", ["qwen2_vl", "paligemma"])
-def test_a_prompt_with_an_image(kind):
-    base = vision_models.build_vision_model(kind)
-    inputs = vision_models.image_inputs(kind, [[5, IMAGE, 7], [8, IMAGE, 9]])
-    settings = {"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None, **BOTH}
-    plain = base.generate(**inputs, **settings)
-    own = CustomGenerate(drafter="mixture")
-    ours = base.generate(**inputs, custom_generate=own, **settings)
-    assert ours.sequences.tolist() == plain.sequences.tolist()
-    for name in ("scores", "logits"):
-        pairs = zip(getattr(ours, name), getattr(plain, name), strict=True)
-        assert all(close(*pair) for pair in pairs)
-    # one text ends first: its padding is not read again
-    new = plain.sequences[:, inputs["input_ids"].shape[1] :].tolist()
-    settings["eos_token_id"] = next(token for token in new[0] if token not in new[1])
-    plain = base.generate(**inputs, **settings)
-    ours = base.generate(**inputs, custom_generate=own, **settings)
-    assert ours.sequences.tolist() == plain.sequences.tolist()
-    for step, (mine, other) in enumerate(zip(ours.logits, plain.logits, strict=True)):
-        for row, result in enumerate(own.results):
-            if step < len(result.token_ids):
-                assert close(mine[row], other[row])
-            else:
-                assert bool(mine[row].isnan().all())
-
-
 def assert_logprobs(result, scores: torch.Tensor, count: int) -> None:
     """Compare with (m, V) scores."""
     assert len(result.logprobs) == len(result.token_ids) <= len(scores)
@@ -190,20 +145,6 @@ def test_logprobs_of_generate(kind, case):
             assert_logprobs(result, torch.cat(plain.scores), 4)
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "bpd", "tree", "p_best", "mixture"])
-def test_logprobs_of_each_strategy_and_count(strategy):
-    base, prompt = model_of("trained").base, batch()["input_ids"][0]
-    heads = None if strategy in ("mixture", "greedy") else model_of("trained").head_logits
-    plain = base.generate(prompt[None], max_new_tokens=NEW, **BOTH)
-    for count in (0, 1, VOCAB):
-        result = generate(base, prompt, strategy, heads=heads, max_new_tokens=NEW, logprobs=count)
-        assert plain.sequences[0, 9:].tolist() == result.token_ids
-        assert_logprobs(result, torch.cat(plain.scores), count)
-    plain_result = generate(base, prompt, strategy, heads=heads, max_new_tokens=NEW)
-    assert plain_result.logprobs is None
-    assert plain_result.token_ids == result.token_ids
-
-
 @pytest.mark.parametrize("rule", [Sampled, Rejection])
 def test_logprobs_of_samples(rule):
     base, prompt = model_of("llama").base, batch()["input_ids"][0]
@@ -223,43 +164,3 @@ def test_logprobs_of_samples(rule):
         values = torch.tensor(list(row.values()))
         assert torch.allclose(values, expected[list(row)], atol=2e-4)
         assert torch.allclose(values[:3], expected.topk(3).values, atol=2e-4)
-
-
-def test_logprobs_with_a_lossy_rule_and_a_certificate():
-    base, prompt = model_of("trained").base, batch()["input_ids"][0]
-    heads = model_of("trained").head_logits
-    lossy = generate(
-        base, prompt, heads=heads, acceptance=TopKMatch(4), logprobs=2, max_new_tokens=NEW
-    )
-    text = torch.cat([prompt, torch.tensor(lossy.token_ids)])[None]
-    assert_logprobs(lossy, base(text[:, :-1]).logits[0, 8:], 2)
-    silent = generate(base, prompt, heads=heads, acceptance=TopKMatch(4), max_new_tokens=NEW)
-    assert (silent.token_ids, silent.stats.regret) == (lossy.token_ids, lossy.stats.regret)
-    certified = generate(
-        base, prompt, heads=heads, certificate=True, logprobs=2, max_new_tokens=NEW
-    )
-    assert certified.certificate.verdict == "lossless"
-    assert_logprobs(certified, torch.cat(base.generate(prompt[None], max_new_tokens=NEW,
-                                                       **BOTH).scores), 2)  # fmt: skip
-
-
-def test_logprobs_of_other_targets():
-    model = seq2seq_models.build("bart")
-    sources = seq2seq_models.sources(2, seed=5)
-    for source, result in zip(sources, generate(model, sources, "mixture", logprobs=2,
-                                                max_new_tokens=8), strict=True):  # fmt: skip
-        plain = model.generate(torch.tensor([source]), max_new_tokens=8, num_beams=1, **BOTH)
-        assert plain.sequences[0, -len(result.token_ids) :].tolist() == result.token_ids
-        assert_logprobs(result, torch.cat(plain.scores), 2)
-    model = target_models.build_target("mamba")
-    prompt = [5, 9, 3, 5, 9]
-    result = generate(model, prompt, "mixture", logprobs=2, max_new_tokens=12)
-    plain = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, **BOTH)
-    assert_logprobs(result, torch.cat(plain.scores), 2)
-
-
-@pytest.mark.parametrize("value", [-1, 2.5, True, "3", VOCAB + 1])
-def test_what_is_not_a_count(value):
-    base, prompt = model_of("trained").base, batch()["input_ids"][0]
-    with pytest.raises((TypeError, ValueError), match=r"generate: logprobs is .*; expected"):
-        generate(base, prompt, "greedy", logprobs=value)

@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lattice_bpd import _core
 from lattice_bpd.lattice import logits as device_module
@@ -85,16 +84,6 @@ def test_log_softmax(seed: int, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(selected[1], scores - total, rtol=1e-5, atol=1e-5)
 
 
-def test_log_softmax_of_a_masked_row() -> None:
-    logits = np.full((1, 4), -INF, np.float32)
-    for selected in (
-        _core.select_top_k(logits, "float32", 2, True),
-        _top_k_on_device(torch.from_numpy(logits), 2, True),
-    ):
-        assert selected[0].tolist() == [[0, 1]]
-        assert selected[1].tolist() == [[-INF, -INF]]
-
-
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, INF])
 @pytest.mark.parametrize("token", [0, 3, 9])
 @pytest.mark.parametrize("top_k", [1, 4, 10])
@@ -105,33 +94,6 @@ def test_nan_and_infinity_are_refused(bad: float, token: int, top_k: int) -> Non
         _core.select_top_k(logits, "float32", top_k, False)
     with pytest.raises(ValueError, match=r"NaN or \+inf"):
         _top_k_on_device(torch.from_numpy(logits), top_k, False)
-
-
-def test_batches_keep_their_shape() -> None:
-    logits = np.zeros((2, 3, 5), np.float32)
-    selected = select_top_k(logits, 4, log_softmax=False, where="test")
-    assert selected.token_ids.shape == selected.scores.shape == (2, 3, 4)
-    assert (selected.token_ids == np.arange(4)).all()
-
-
-@pytest.mark.parametrize("threads", [0, 1, 2, 5])
-def test_threads_share_the_rows(threads: int, rng: np.random.Generator) -> None:
-    logits = rng.integers(0, 500, (8, 7, 5000)).astype(np.float32)  # work for several threads
-    token_ids, scores = sort_rows(logits.reshape(56, 5000), 16)
-    found = select_top_k(logits, 16, log_softmax=False, where="test", threads=threads)
-    check((found.token_ids.reshape(56, 16), found.scores.reshape(56, 16)), (token_ids, scores))
-
-
-class Recorder(TorchDispatchMode):
-    """Names of the operations that torch runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 class FakeStream:
@@ -179,11 +141,8 @@ def test_packing_stays_on_the_device(kind: str, log_softmax: bool) -> None:
 
 def test_one_copy_down_into_a_buffer_that_is_reused(stream: FakeStream) -> None:
     packed = torch.arange(12).reshape(3, 4).as_subclass(ClaimsCuda)
-    with Recorder() as recorder:
-        first = copy_to_host(packed)
+    first = copy_to_host(packed)
     assert first.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert recorder.names.count("copy_") == 1
-    assert not {"_to_copy", "_local_scalar_dense"} & set(recorder.names)
     assert stream.waits == 1
     second = copy_to_host((packed[:2] + 1).as_subclass(ClaimsCuda))
     assert second.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
@@ -218,10 +177,3 @@ def test_one_copy_up_whose_buffer_waits_for_it(
             assert tensor.numpy().dtype == array.dtype
     assert [event.waits for event in uploads] == [1, 0]  # before the buffer was filled again
     assert stream.waits == 0
-
-
-def test_host_tensors_come_back_as_they_are() -> None:
-    arrays = (np.zeros((1, 2, 3), np.int32), np.zeros((1, 2), np.float32), np.ones(1, np.int32))
-    tensors = copy_to_device(arrays, torch.device("cpu"))
-    for tensor, array in zip(tensors, arrays, strict=True):
-        np.testing.assert_array_equal(tensor.numpy(), array)

@@ -14,9 +14,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.decode.drafters import SampledTreeDrafter
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.verify import Rejection, Sampled
 from sampled_sequences import VOCAB as SYMBOLS
 from sampled_sequences import check_sequences, tiny_model
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
@@ -32,14 +30,11 @@ class PairHeads:
     def __init__(self, texts: Sequence[list[int]] = TEXTS, **options: Any) -> None:
         self.texts, self.options = texts, options
         self.vocab, self.num_slots, self.top_k = (VOCAB, SLOTS, TOP_K) if texts else (4, 3, 3)
-        self.seen: list[tuple[list[int], LatticeInput]] = []
 
     def read_states(self, states: Sequence[Any]) -> LatticeInput:
         rows = [self._row(list(state.tokens)) for state in states]
         parts = (torch.tensor(np.array(part)) for part in zip(*rows, strict=True))
-        lattice = LatticeInput(*parts, **self.options)
-        self.seen += [(list(state.tokens), lattice) for state in states]
-        return lattice
+        return LatticeInput(*parts, **self.options)
 
     def _row(self, tokens: list[int]) -> tuple[np.ndarray, ...]:
         rng, slots, k = np.random.default_rng(len(tokens)), self.num_slots, self.top_k
@@ -77,71 +72,6 @@ def test_output_is_that_of_generate(strategy: str, count: int) -> None:
         assert [result.token_ids for result in found] == generated("llama")[:count]
         if strategy not in ("bpd", "mixture"):
             assert sum(sum(result.stats.accept_lengths) for result in found) > 10 * count
-
-
-def test_drafts_are_those_of_the_search() -> None:
-    heads = PairHeads(unary="included", normalization="local")
-    drafts: list[tuple[int, ...]] = []
-    result = generate(
-        build_target("llama"), PROMPTS[0], "ngram", heads=heads, lm=lm(), max_new_tokens=COUNT
-    )
-    for tokens, lattice in heads.seen:
-        best = rescore_lattice(lattice, [tokens], lm(), num_drafts=1).token_ids[0, 0].tolist()
-        drafts.append(tuple(best))
-        following = TEXTS[0][len(tokens) : len(tokens) + SLOTS]
-        agreed = len(list(itertools.takewhile(bool, map(int.__eq__, best, following))))
-        if len(TEXTS[0]) - len(tokens) > SLOTS:  # near the limit the lattice has fewer slots
-            assert result.stats.accept_lengths[len(drafts) - 1] == agreed
-    assert len(set(drafts)) > 3
-
-
-@pytest.mark.parametrize("normalization", ["local", "global"])
-def test_normalization_of_plain_logits(normalization: str) -> None:
-    """The option changes the search, not the output."""
-    heads = PairHeads()
-
-    def logits(hidden: torch.Tensor) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(int(hidden.abs().sum() * 1e4) % 2**31)
-        return torch.randn(len(hidden), 3, VOCAB, generator=generator)
-
-    found = generate(build_target("llama"), PROMPTS, "tree", heads=logits, lm=lm(),
-                     max_new_tokens=COUNT, normalization=normalization)  # fmt: skip
-    assert [result.token_ids for result in found] == generated("llama")
-    assert not heads.seen
-
-
-@pytest.mark.parametrize("rule", [Sampled(temperature=0.5), Rejection(temperature=0.5)])
-def test_rules_that_sample(rule: Any) -> None:
-    strategy = "sampled" if isinstance(rule, Rejection) else "tree"
-    heads = PairHeads(unary="included", normalization="local")
-    results = generate(build_target("llama"), PROMPTS, strategy, heads=heads, lm=lm(), top_k=3,
-                       max_new_tokens=COUNT, acceptance=rule)  # fmt: skip
-    assert all(len(result.token_ids) == COUNT and result.lossless for result in results)
-
-
-def test_cut_keeps_the_candidates_of_greatest_unary_score() -> None:
-    rng = np.random.default_rng(0)
-    token_ids = np.stack([rng.permutation(20)[:6] for _ in range(8)]).reshape(2, 4, 6)
-    lattice = LatticeInput(
-        token_ids, rng.normal(size=(2, 4, 6)).astype(np.float32),
-        rng.normal(size=(2, 6)).astype(np.float32),
-        rng.normal(size=(2, 3, 6, 6)).astype(np.float32),
-    )  # fmt: skip
-    as_torch = LatticeInput(*(torch.tensor(getattr(lattice, name)) for name in
-                              ("token_ids", "scores", "start", "transitions")))  # fmt: skip
-    for whole in (lattice, as_torch):
-        cut = whole.cut(3, 4)
-        assert tuple(cut.token_ids.shape) == (2, 3, 4)
-        for row, slot in itertools.product(range(2), range(3)):
-            order = np.argsort(-lattice.scores[row, slot])[:4]
-            assert cut.token_ids[row, slot].tolist() == token_ids[row, slot, order].tolist()
-            if slot:
-                before = np.argsort(-lattice.scores[row, slot - 1])[:4]
-                expected = lattice.transitions[row, slot - 1][np.ix_(before, order)]
-                np.testing.assert_array_equal(cut.transitions[row, slot - 1], expected)
-            else:
-                np.testing.assert_array_equal(cut.start[row], lattice.start[row, order])
-    assert lattice.cut(9, 9).token_ids.tolist() == token_ids.tolist()
 
 
 SMALL_LM = NGramLM.train([[1, 2, 3, 0, 0, 2] * 20], 2, vocab_size=SYMBOLS, smoothing="witten_bell")

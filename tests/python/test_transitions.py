@@ -17,7 +17,6 @@ from lattice_bpd import (
 )
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.verify.search import search_trees
 from lattice_oracle import LatticeOracle, accept_length_of
 from oracles import random_arpa, read_arpa
 from test_tree import prefixes_of
@@ -123,50 +122,6 @@ def test_the_openfst_engine_gives_the_same_list(seed: int, core_of: Any) -> None
         assert fused == rescore_lattice(lattice, contexts, lm, engine="openfst", **given)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_torch_tensors_of_all_element_types(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    lattice = random_input(np.random.default_rng(10), normalization="local")
-    arrays = [lattice.scores, lattice.start, lattice.transitions]
-    halves = [torch.from_numpy(array).to(getattr(torch, dtype)) for array in arrays]
-    as_torch = LatticeInput(torch.from_numpy(lattice.token_ids), *halves, normalization="local")
-    as_numpy = LatticeInput(
-        lattice.token_ids, *(half.float().numpy() for half in halves), normalization="local"
-    )
-    contexts: list[list[int]] = [[], [], []]
-    for temperature in (1.0, 0.7):
-        drafts = rescore_lattice(as_torch, contexts, None, temperature=temperature)
-        assert isinstance(drafts.token_ids, torch.Tensor)
-        assert drafts == rescore_lattice(as_numpy, contexts, None, temperature=temperature)
-    if dtype == "float16":
-        numpy_halves = [array.astype(np.float16) for array in arrays]
-        given = LatticeInput(lattice.token_ids, *numpy_halves, normalization="local")
-        assert rescore_tree(given, contexts, None) == rescore_tree(as_numpy, contexts, None)
-
-
-def test_prefix_trees_of_lattices_with_transitions(small_lm: NGramLM) -> None:
-    rng = np.random.default_rng(11)
-    lattice = LatticeInput(
-        np.tile(np.arange(4), (2, 3, 1)), rng.normal(0, 1, (2, 3, 4)).astype(np.float32),
-        rng.normal(0, 1, (2, 4)).astype(np.float32),
-        rng.normal(0, 1, (2, 2, 4, 4)).astype(np.float32), normalization="local",
-    )  # fmt: skip
-    contexts = [[0, 1], [3]]
-    tree = rescore_tree(lattice, contexts, small_lm, max_nodes=9, alpha=0.5)
-    trees = search_trees(lattice, contexts, small_lm, [3, 3], number=9, alpha=0.5)
-    drafts = rescore_lattice(lattice, contexts, small_lm, num_drafts=2, alpha=0.5)
-    lists = search_trees(lattice, contexts, small_lm, [3, 3], kind="drafts", number=2, alpha=0.5)
-    chain = rescore_lattice(
-        lattice, contexts, small_lm, num_drafts=1, objective="accept_length", alpha=0.5
-    )
-    chains = search_trees(lattice, contexts, small_lm, [3, 2], kind="chain", alpha=0.5)
-    for row in range(2):
-        assert trees[row].token_ids[1:] == tree.token_ids[row].tolist()
-        np.testing.assert_array_equal(trees[row].log_probs, tree.log_probs[row])
-        assert lists[row].token_ids[1:4] == drafts.token_ids[row, 0].tolist()
-        assert chains[row].token_ids[1:] == chain.token_ids[row, 0, : 3 - row].tolist()
-
-
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_trees_of_drafts_and_trees_by_shared_noise(normalization: str, core_of: Any) -> None:
     rng = np.random.default_rng(13)
@@ -209,19 +164,6 @@ def test_sausage_lattices_carry_transitions() -> None:
     assert SausageLattice([([1], [0.0])]).transitions is None
     warm = rescore_lattice(lattice, [], None, temperature=2.0)
     np.testing.assert_allclose(warm.scores[0, :4], drafts.scores[0, :4] / 2)
-
-
-def test_dot_has_an_arc_for_each_pair_of_candidates() -> None:
-    dot = make_lattice().to_dot()
-    arcs = [line.strip() for line in dot.splitlines() if "->" in line]
-    assert arcs == [
-        '0 -> "1.0" [label="2 1.00", style=bold];',
-        '0 -> "1.1" [label="1 0.50"];',
-        '"1.0" -> "2.0" [label="3 1.25", style=bold];',
-        '"1.1" -> "2.0" [label="3 2.25", style=bold];',
-        '"2.0" -> 3 [label="5 4.00", style=bold];',
-        '"2.0" -> 3 [label="4 0.00"];',
-    ]
 
 
 def valid() -> dict[str, Any]:
@@ -275,20 +217,3 @@ def test_bad_input_is_one_clear_error(
     for search in (rescore_lattice, rescore_tree, sample_tree):
         with pytest.raises(kind, match=f"{search.__name__}: .*{message}"):
             search(lattice, [[], []], None)
-
-
-def test_bad_options(small_lm: NGramLM) -> None:
-    lattice = LatticeInput(**valid(), normalization="local")
-    with pytest.raises(ValueError, match='engine "openfst" cannot normalize locally'):
-        rescore_lattice(lattice, [[], []], None, engine="openfst")
-    with pytest.raises(ValueError, match='num_drafts is 16 with objective "greedy_walk"'):
-        rescore_lattice(lattice, [[], []], None, objective="greedy_walk")
-    with pytest.raises(ValueError, match="1 entries for a batch of 2 lattices"):
-        rescore_lattice(lattice, [[]], None)
-    large = LatticeInput(**{**valid(), "token_ids": np.tile(np.arange(3) + 7, (2, 4, 1))})
-    with pytest.raises(ValueError, match="token id 9, but the LM's vocabulary has 4"):
-        rescore_lattice(large, [[], []], small_lm)
-    wrong: list[Any] = [[[1.0]], [[[1.0]], [[0.0]]], [[[1.0, 2.0]]]]
-    for transitions in wrong:
-        with pytest.raises(ValueError, match="transition"):
-            SausageLattice([([1], [0.0]), ([2], [0.0])], transitions)

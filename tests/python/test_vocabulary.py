@@ -1,6 +1,5 @@
 """Vocabularies of every kind by one function, and what takes them."""
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -9,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd import FormatError, NGramLM, SausageLattice
+from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.draft import KenlmScorer, NGramScorer
 from lattice_bpd.lm import read_lm, read_words
-from lattice_bpd.train.corpus import load_encoder
 
 WORDS = ["<unk>", "      {", "the", "é", "sat"]  # a word of white space, as code tokenizers have
 
@@ -63,37 +61,6 @@ def test_a_tokenizer_of_transformers(tokenizer: Any) -> None:
     transformers = pytest.importorskip("transformers")
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     assert read_words(wrapped) == ALL
-
-
-def test_unigram_tokenizers(tmp_path: Path) -> None:
-    library = pytest.importorskip("tokenizers")
-    pieces = [("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)]
-    library.Tokenizer(library.models.Unigram(pieces, 0)).save(str(tmp_path / "tokenizer.json"))
-    assert read_words(tmp_path / "tokenizer.json") == ["<unk>", "▁a", "b"]
-
-
-def test_sentencepiece_models(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentencepiece")
-    model = io.BytesIO()
-    library.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the cat sat on the mat", "a cat ran"] * 20),
-        model_writer=model,
-        vocab_size=16,
-        minloglevel=2,
-    )
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model.getvalue())
-    words = read_words(path)
-    assert words[:3] == ["<unk>", "<s>", "</s>"]
-    assert len(words) == load_encoder(str(path)).vocab_size
-    (tmp_path / "bad.model").write_bytes(b"no model")
-    with pytest.raises(FormatError, match=r"bad\.model: not a SentencePiece model"):
-        read_words(tmp_path / "bad.model")
-
-
-def test_the_words_file_may_begin_as_json_does(tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text('{\n"a"\n}\n')
-    assert read_words(tmp_path / "words.txt") == ["{", '"a"', "}"]
 
 
 BAD: dict[str, tuple[str, bytes, type[Exception], str]] = {
@@ -176,9 +143,3 @@ def test_kenlm_scorer_takes_a_tokenizer_file(trained: Any, tmp_path: Path) -> No
         KenlmScorer(tmp_path / "a.arpa", vocab_size=-3)
     with pytest.raises(ValueError, match=r"has none of the vocab's 2 words \(such as 'y'\)"):
         KenlmScorer(tmp_path / "a.arpa", ["x", "y"])
-
-
-def test_dot_takes_a_tokenizer_file(tmp_path: Path) -> None:
-    save_tokenizer(["the", "cat"], tmp_path / "tokenizer.json")
-    lattice = SausageLattice([([1, 0], [2.0, 1.0])])
-    assert 'label="cat 2.00"' in lattice.to_dot(tmp_path / "tokenizer.json")
