@@ -90,13 +90,3 @@ def load_kenlm(path: Path, order: int, copy: Path) -> "kenlm.Model | None":
         lines.append(line.rstrip())
     copy.write_text("\n".join([*lines, ""]), encoding="utf-8")
     return kenlm.Model(str(copy))
-
-
-def test_a_trigram_without_its_history_is_refused(shared_data: Path, tmp_path: Path) -> None:
-    path = shared_data / "arpa_shared" / "sphinx4" / "hellongram.trigram.lm"
-    if not path.exists():
-        pytest.skip("no sphinx4/hellongram.trigram.lm among the shared ARPA files")
-    with pytest.raises(FormatError, match=r":1049: the history .* of this 3-gram"):
-        NGramLM.from_arpa(path, vocab=read_arpa_words(path))
-    with pytest.raises(OSError, match="context"):  # KenLM refuses it for the same reason
-        load_kenlm(path, 3, tmp_path / "for_kenlm.arpa")

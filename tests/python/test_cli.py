@@ -21,14 +21,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return status, printed.out, printed.err
 
 
-@pytest.mark.parametrize("arguments", [[], ["sing"], ["ngram"], ["generate"], ["build", "--fast"]])
-def test_wrong_usage_ends_with_status_2(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "usage:" in capsys.readouterr().err
-
-
 def test_importing_the_command_line_imports_no_torch():
     code = (
         "import sys, lattice_bpd.cli; lattice_bpd.cli.build_parser();"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
-from lattice_bpd.cli import build_parser, main
+from lattice_bpd.cli import build_parser
 from lattice_bpd.train import read_counts_info
 
 TEXT = "the cat sat\nthe cat ran\n\nthe dog sat\n"
@@ -143,19 +143,3 @@ def test_merge_evaluate_convert_and_info_commands(lm_files, corpora, tmp_path, c
     text.write_text("1 2\nword\n")
     with pytest.raises(ValueError, match="line 2 is 'word'; expected decimal token ids"):
         run("evaluate", mixed, "--text", text)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--modle", "m"], "unrecognized arguments: --modle m; did you mean --model"),
-        (["--nonsense"], "unrecognized arguments: --nonsense\n"),
-    ],
-)
-def test_unknown_options_are_errors_of_the_command(capsys, options, message):
-    with pytest.raises(SystemExit) as ended:
-        main(["ngram", "train", "corpus.txt", "-o", "lm", *options])
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("usage: lattice-bpd ngram train ")
-    assert message in printed

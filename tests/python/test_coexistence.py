@@ -51,11 +51,3 @@ def test_the_module_exports_its_init_function_only() -> None:
     )
     symbols = [line.split()[-1] for line in listed.stdout.splitlines()]
     assert symbols == ["PyInit__core"]
-
-
-def test_the_module_links_to_no_openfst() -> None:
-    ldd = shutil.which("ldd")
-    if ldd is None:
-        pytest.skip("ldd is not installed")
-    listed = subprocess.run([ldd, _core.__file__], capture_output=True, text=True, check=True)
-    assert "libfst" not in listed.stdout

@@ -5,14 +5,13 @@ import re
 import resource
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM, _core
-from lattice_bpd.lm import KatzWarning, count_ngrams
+from lattice_bpd.lm import count_ngrams
 from lattice_bpd.train import (
     Corpus,
     count_corpus,
@@ -227,16 +226,3 @@ def test_the_peak_stays_within_the_limit(smoothing, tmp_path):
     kind, peak, _ = run(needed, smoothing, tmp_path)
     assert kind == "peak"
     assert needed / 3 < peak < needed + batch
-
-
-def test_a_refusal_says_what_to_do_and_changes_nothing(tmp_path):
-    write_shards(tmp_path, 3)
-    corpus = corpus_of(tmp_path)
-    with pytest.raises(ValueError, match=r"the LM has \d+ n-grams; estimating .* --min-counts"):
-        train_corpus(corpus, 4, memory=SMALL)
-    count_corpus(corpus, tmp_path / "counts", order=4, memory=SMALL)  # counting needs no LM
-    with pytest.raises(ValueError, match="--memory 2M"):
-        train_counts(tmp_path / "counts", memory=SMALL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KatzWarning)  # Zipf text
-        assert train_counts(tmp_path / "counts", memory="2M").order == 4

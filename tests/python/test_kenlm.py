@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd import FormatError, NGramLM, rescore_lattice
+from lattice_bpd import NGramLM, rescore_lattice
 from lattice_bpd.lm import read_arpa_words
 
 kenlm = pytest.importorskip("kenlm")
@@ -119,38 +119,6 @@ def test_searches_take_ids_outside_the_file_as_unk(
             log_prob = (model.score(text, bos=True, eos=False) - before) * np.log(10)
             expected = logits[np.arange(3), draft].sum() + 0.5 * log_prob
             assert score == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize("expand_failures", [True, False])
-def test_exported_fsts_take_ids_outside_the_file_as_unk(
-    rng: np.random.Generator, expand_failures: bool, tmp_path: Path
-) -> None:
-    pytest.importorskip("pywrapfst")
-    path = tmp_path / "open.arpa"
-    write_open_arpa(rng, path, 3, decimal=True)
-    lm = NGramLM.from_arpa(path, 20)
-    for context in rng.integers(0, 20, (10, 2)):
-        fst = lm.to_pywrapfst(context, expand_failures=expand_failures)
-        for token in range(20):
-            state, cost = fst.start(), 0.0
-            while True:
-                arcs = {arc.ilabel: arc for arc in fst.arcs(state)}
-                assert len(arcs) == fst.num_arcs(state)  # one for each label
-                arc = arcs.get(token + 1, arcs.get(lm.failure_label))
-                state, cost = arc.nextstate, cost + float(arc.weight)
-                if arc.ilabel == token + 1:
-                    break
-            assert cost == pytest.approx(-lm.log_prob(token, context), abs=1e-4)
-
-
-def test_words_of_ngrams_must_have_a_unigram(rng: np.random.Generator, tmp_path: Path) -> None:
-    path = tmp_path / "lm.arpa"
-    write_open_arpa(rng, path, 2, decimal=True)
-    path.write_text(path.read_text().replace("\t<unk> 3\n", "\t17 3\n"))
-    with pytest.raises(OSError, match="Word 17 was not seen in the unigrams"):
-        kenlm.Model(str(path))
-    with pytest.raises(FormatError, match='the word "17" is not among the unigrams'):
-        NGramLM.from_arpa(path, 20)
 
 
 def test_white_space_that_arpa_words_may_have(tmp_path: Path) -> None:

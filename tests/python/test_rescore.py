@@ -1,6 +1,5 @@
 """Drafts against brute force over all paths, and from every kind of array."""
 
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -231,10 +230,3 @@ def test_threads_callers_and_engines_give_the_same_bytes(
                 check_equal(drafts, wanted)
     tree = rescore_tree(many, contexts, lm, top_k=4, max_nodes=20, threads=threads)
     assert tree == rescore_tree(many, contexts, lm, top_k=4, max_nodes=20, threads=1)
-
-
-def test_references_do_not_leak(logits: Any, lm: NGramLM) -> None:
-    before = sys.getrefcount(logits), sys.getrefcount(lm)
-    for _ in range(50):
-        rescore(logits, lm)
-    assert (sys.getrefcount(logits), sys.getrefcount(lm)) == before

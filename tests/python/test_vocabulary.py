@@ -10,7 +10,7 @@ import pytest
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.draft import KenlmScorer, NGramScorer
-from lattice_bpd.lm import read_lm, read_words
+from lattice_bpd.lm import read_words
 
 WORDS = ["<unk>", "      {", "the", "é", "sat"]  # a word of white space, as code tokenizers have
 
@@ -57,12 +57,6 @@ def test_every_kind_gives_the_same_words(kind: str, kinds: dict[str, Any]) -> No
     assert read_words(kinds[kind]) == ALL
 
 
-def test_a_tokenizer_of_transformers(tokenizer: Any) -> None:
-    transformers = pytest.importorskip("transformers")
-    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    assert read_words(wrapped) == ALL
-
-
 BAD: dict[str, tuple[str, bytes, type[Exception], str]] = {
     "ids with a gap": ("v.json", b'{"a": 0, "b": 2}', ValueError, "none has token id 1; expected"),
     "an id twice": ("v.json", b'{"a": 0, "b": 0}', ValueError, "none has token id 1"),
@@ -105,19 +99,6 @@ def trained(rng: np.random.Generator) -> tuple[NGramLM, list[str]]:
 def save_tokenizer(words: list[str], path: Path) -> None:
     ids = {word: token_id for token_id, word in enumerate(words)}
     path.write_text(json.dumps({"model": {"type": "WordLevel", "vocab": ids}}), encoding="utf-8")
-
-
-def test_arpa_text_takes_a_tokenizer_file_both_ways(trained: Any, tmp_path: Path) -> None:
-    lm, words = trained
-    save_tokenizer(words, tmp_path / "tokenizer.json")
-    lm.to_arpa(tmp_path / "a.arpa", vocab=tmp_path / "tokenizer.json")
-    lm.to_arpa(tmp_path / "b.arpa", vocab=words)
-    assert (tmp_path / "a.arpa").read_bytes() == (tmp_path / "b.arpa").read_bytes()
-    again = NGramLM.from_arpa(tmp_path / "a.arpa", vocab=str(tmp_path / "tokenizer.json"))
-    also = read_lm(tmp_path / "a.arpa", vocab=tmp_path)  # the folder
-    text = [0, 1, 2, 3, 4, 0]
-    np.testing.assert_array_equal(again.score(text), lm.score(text))
-    np.testing.assert_array_equal(also.score(text), lm.score(text))
 
 
 def test_kenlm_scorer_takes_a_tokenizer_file(trained: Any, tmp_path: Path) -> None:
