@@ -17,12 +17,8 @@ from safetensors.torch import load_file, save_file
 from block_drafters import edit
 from blockwise_models import model_of
 from lattice_bpd import FormatError
-from lattice_bpd_drafters import format_muse_glimmer as muse_glimmer
-from lattice_bpd_drafters import format_speculators as speculators
-from lattice_bpd_drafters import format_z_lab as z_lab
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import FULL, SLIDING, BlockDrafterConfig
-from lattice_bpd_drafters.format_checkpoint import tensor_shapes
 from lattice_bpd_drafters.formats import FORMATS, find_format
 
 VOCAB = 40
@@ -120,20 +116,6 @@ def test_round_trip_gives_equal_logits(name, kind, dtype, target, tmp_path):
     assert kinds[: len(kinds) // 2] == kinds[len(kinds) // 2 :]
 
 
-def test_dtype_is_that_of_the_file_or_the_given_one(tmp_path):
-    random_drafter(torch.bfloat16).save_pretrained(tmp_path)
-    assert BlockDrafter.from_pretrained(tmp_path).norm.weight.dtype == torch.bfloat16
-    loaded = BlockDrafter.from_pretrained(tmp_path, dtype=torch.float64)
-    assert {value.dtype for value in loaded.parameters()} == {torch.float64}
-
-
-def test_state_dict_has_the_names_and_shapes_that_files_are_checked_against():
-    for changes in ({}, {**OWN, "draft_vocab_size": 11, "has_mask_embedding": True}):
-        drafter = random_drafter(**changes)
-        shapes = {name: tuple(value.shape) for name, value in drafter.state_dict().items()}
-        assert shapes == tensor_shapes(drafter.config)
-
-
 def test_the_prefix_model_and_shards_are_read(target, tmp_path):
     saved = random_drafter(vocab_size=target.config.vocab_size)
     saved.save_pretrained(tmp_path)
@@ -158,12 +140,6 @@ def test_layer_ids_are_those_of_each_format(tmp_path):
         ids = content[key]["target_layer_ids"] if kind == "z-lab" else content[key]
         assert ids == ([4, 2] if kind == "speculators" else [3, 1])
         assert BlockDrafter.from_pretrained(tmp_path / kind).hidden_layers == (3, 1)
-
-
-def test_layer_zero_of_speculators_is_the_embedding(tmp_path):
-    random_drafter().save_pretrained(tmp_path, format="speculators")
-    edit(tmp_path, {"aux_hidden_state_layer_ids": [0, 2]})
-    assert BlockDrafter.from_pretrained(tmp_path).hidden_layers == (-1, 1)
 
 
 def test_sliding_windows_count_the_token_itself_or_not(tmp_path):
@@ -224,12 +200,7 @@ def test_the_vocabulary_of_a_muse_glimmer_assistant_is_the_targets(target, tmp_p
 
 CANNOT_SAVE = [
     ("speculators", {"causal": True}, "full-attention layers"),
-    ("speculators", {"has_mask_embedding": True}, "a mask embedding"),
-    ("speculators", {"logit_scale": 2.0}, "logit scale"),
-    ("muse-glimmer", {"causal": True}, "is causal"),
-    ("muse-glimmer", OWN, "embeddings of its own"),
     ("muse-glimmer", {"next_token_layout": True}, "next-token layout"),
-    ("muse-glimmer", {"target_hidden_size": 16}, "a width other than"),
     ("z-lab", {"hidden_layers": (-1, 1)}, "no -1"),
     ("pickle", {}, "expected one of z-lab, speculators, muse-glimmer, deepspec"),
 ]
@@ -243,88 +214,40 @@ def test_what_a_format_cannot_hold_is_not_saved(kind, changes, message, tmp_path
 
 
 BAD_CONFIGS = [
-    ("z-lab", {"hidden_size": None}, "hidden_size is None; expected a value"),
     ("z-lab", {"hidden_size": "32"}, "hidden_size is '32'; expected an integer"),
-    ("z-lab", {"num_hidden_layers": True}, "num_hidden_layers is True; expected an integer"),
-    ("z-lab", {"num_key_value_heads": 3}, "num_kv_heads is 3; expected a divisor"),
     ("z-lab", {"head_dim": 5}, "head_dim is 5; expected an even number"),
-    ("z-lab", {"rms_norm_eps": 0}, "rms_norm_eps is 0; expected a positive number"),
-    ("z-lab", {"rope_theta": None}, "rope_theta is None; expected a value"),
     ("z-lab", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling is .*yarn"),
-    ("z-lab", {"rope_parameters": {"rope_theta": 5.0}}, "rope_theta is 500.0; expected 5.0"),
-    ("z-lab", {"rope_parameters": {"rope_theta": 500.0, "factor": 2}}, "rope_parameters.factor"),
     ("z-lab", {"attention_bias": True}, "attention_bias is True; expected False"),
-    ("z-lab", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
-    ("z-lab", {"rope_is_neox_style": False}, "rope_is_neox_style is False; expected True"),
     ("z-lab", {"layer_types": ["full_attention"]}, "expected 2 of them"),
-    ("z-lab", {"layer_types": ["full_attention", "linear"]}, "layer_types is .*linear"),
-    ("z-lab", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window is None"),
     ("z-lab", {"block_size": None}, "block_size is None; expected an integer of 2 or more"),
-    ("z-lab", {"block_size": 1}, "block_size is 1; expected an integer of 2"),
-    ("z-lab", {"dflash_config.mask_token_id": None}, "mask_token_id is None; expected a token"),
     ("z-lab", {"dflash_config.mask_token_id": VOCAB}, f"mask_token_id is {VOCAB}; expected 0..39"),
     ("z-lab", {"dflash_config.target_layer_ids": [1, 1]}, "a list of different integers"),
-    ("z-lab", {"dflash_config.target_layer_ids": [-1, 1]}, "a list of integers of 0 or more"),
-    ("z-lab", {"dflash_config.target_layer_ids": None}, "gives no default"),
-    ("z-lab", {"num_target_layers": 1}, r"target_layer_ids is \[0, 1\]; expected 0..0 for"),
     (
         "z-lab",
         {"dflash_config.target_layer_ids": [0, 1, 2]},
         r"fc.weight has shape \(32, 64\); expected \(32, 96",
     ),
-    (
-        "z-lab",
-        {"dflash_config.target_layer_ids": [0]},
-        r"fc.weight has shape \(32, 64\); expected \(32, 32",
-    ),
     ("z-lab", {"dflash_config.use_swa": True}, "unknown options dflash_config.use_swa"),
-    ("z-lab", {"embedding_norm": 1.5}, "unknown options embedding_norm, which may change"),
-    ("z-lab", {"dflash_config.projector_type": "mlp"}, "projector_type is 'mlp'"),
-    ("z-lab", {"dflash_config": [1]}, "dflash_config is .1.; expected an object"),
     ("z-lab", {"model_type": "llama"}, "model_type is 'llama'; expected 'qwen3'"),
-    ("z-lab", {"num_hidden_layers": 3, "layer_types": None}, "lacks layers.2.*and 8 more"),
-    ("z-lab", {"num_hidden_layers": 1, "layer_types": None}, "has layers.1.*does not have"),
-    ("z-lab", {"intermediate_size": 21}, r"mlp.gate_proj.weight has shape \(20, 32\); expected"),
     (
         "z-lab",
         {"num_hidden_layers": 10**6, "layer_types": None},
         "has 25 tensors; expected those of 1000000 layers",
     ),
-    ("z-lab", {"intermediate_size": 10**15}, "mlp.gate_proj.weight has shape"),
-    ("speculators", {"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids is None"),
-    ("speculators", {"transformer_layer_config": None}, r"config\.num_hidden_layers is None"),
-    ("speculators", {"transformer_layer_config.model_type": "llama"}, "expected 'qwen3'"),
-    ("speculators", {"target_hidden_size": 16}, r"fc.weight has shape \(32, 64\); expected"),
     ("speculators", {"draft_vocab_size": 11}, "draft_vocab_size is 11; expected has_own_output"),
     ("speculators", {"loss": "kl"}, "unknown options loss"),
-    ("muse-glimmer", {"target_layer_ids": None}, "target_layer_ids is None"),
     ("muse-glimmer", {"rope_parameters.rope_type": "yarn"}, "rope_type is 'yarn'"),
-    ("muse-glimmer", {"dflash_config": {"causal": True}}, "unknown options dflash_config"),
-    ("muse-glimmer", {"block_size": "16"}, "block_size is '16'"),
-    # other kinds of drafters
     (
         "z-lab",
         {"architectures": ["DCOCODraftModel"]},
         "is a DCOCO drafter .*not been published",
     ),
-    ("z-lab", {"architectures": ["DFlash2DraftModel"]}, "dflash_config.selector_rank is None"),
-    (
-        "z-lab",
-        {"architectures": ["LiLiCorrDraftModel"]},
-        "dflash_config.lilicorr_hidden_size is None",
-    ),
-    ("z-lab", {"architectures": ["Qwen3DSparkModel"]}, "mask_token_id is None"),
-    ("z-lab", {"dflash_config.projector_type": "dspark"}, "dflash_config.markov_rank is None"),
-    ("z-lab", {"markov_rank": 256}, "unknown options markov_rank"),
     ("z-lab", {"dflash_config.projector_type": "domino"}, "is a Domino drafter .*whole prefixes"),
-    ("z-lab", {"architectures": ["Qwen3XPressModel"]}, "is a xPress drafter .*whole draft"),
-    ("z-lab", {"dflash_config.selector_rank": 8}, "dflash_config.selector_top_k is None"),
     (
         "z-lab",
         {"architectures": ["LlamaForCausalLM"]},
         r"has architectures \['LlamaFor",
     ),
-    ("z-lab", {"architectures": None, "model_type": None}, "has no architectures; expected DFlash"),
 ]
 
 
@@ -336,20 +259,8 @@ def test_configs_that_do_not_fit(kind, changes, message, tmp_path):
         BlockDrafter.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("kind", FORMAT_NAMES)
-def test_each_reader_refuses_the_other_formats(kind, tmp_path):
-    random_drafter().save_pretrained(tmp_path, format=kind)
-    for name, module in {"z-lab": z_lab, "speculators": speculators,
-                         "muse-glimmer": muse_glimmer}.items():  # fmt: skip
-        if name != kind:
-            with pytest.raises(FormatError, match=r"(architectures|model_type) is .*; expected"):
-                module.read(tmp_path)
-
-
 BAD_TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
     "missing": (lambda ts: ts.pop("norm.weight"), "lacks norm.weight"),
-    "unknown": (lambda ts: ts.update(bias=torch.ones(3)), "has bias, which a drafter"),
-    "no fc": (lambda ts: ts.pop("fc.weight"), "lacks fc.weight"),
     "shape": (
         lambda ts: ts.update({"norm.weight": torch.ones(31)}),
         r"norm.weight has shape \(31,\); expected \(32,\)",
@@ -361,17 +272,6 @@ BAD_TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
     "twice": (
         lambda ts: ts.update({"model.norm.weight": torch.ones(32)}),
         "has norm.weight with and without the prefix",
-    ),
-    "head of another size": (
-        lambda ts: ts.update({"lm_head.weight": torch.ones(VOCAB + 1, 32)}),
-        r"lm_head.weight has shape \(41, 32\); expected \(40, 32\)",
-    ),
-    "mask of another size": (
-        lambda ts: ts.update(mask_embedding=torch.ones(31)), "mask_embedding has shape"
-    ),
-    "fused projections": (
-        lambda ts: ts.update({"layers.0.self_attn.qkv_proj.weight": torch.ones(48, 32)}),
-        "has layers.0.self_attn.qkv_proj.weight, which",
     ),
 }  # fmt: skip
 
@@ -398,23 +298,8 @@ def test_a_draft_vocabulary_outside_of_the_targets(tmp_path):
         BlockDrafter.from_pretrained(tmp_path)
 
 
-def test_a_full_draft_vocabulary_needs_no_table(target, tmp_path):
-    vocab = target.config.vocab_size
-    saved = random_drafter(vocab_size=vocab, **OWN)
-    saved.save_pretrained(tmp_path, format="speculators")
-    edit(tmp_path, {}, lambda ts: ts.update(
-        d2t=torch.zeros(vocab, dtype=torch.int64), t2d=torch.ones(vocab, dtype=torch.bool)
-    ))  # fmt: skip
-    loaded = BlockDrafter.from_pretrained(tmp_path)
-    assert loaded.d2t is None
-    assert torch.equal(logits_of(loaded, target), logits_of(saved, target))
-
-
 BAD_FILES = [
     ("config.json", None, "config.json: cannot be read"),
-    ("config.json", b"{", "config.json: cannot be read"),
-    ("config.json", b"[]", "holds a list; expected an object"),
-    ("model.safetensors", None, "model.safetensors: cannot be read"),
     ("model.safetensors", b"\x10", "model.safetensors: cannot be read"),
     ("model.safetensors.index.json", b"{}", "has no weight_map"),
 ]
@@ -429,9 +314,3 @@ def test_files_that_are_missing_or_damaged(name, content, message, tmp_path):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(FormatError, match=message):
         BlockDrafter.from_pretrained(tmp_path)
-
-
-def test_saving_replaces_a_checkpoint_of_shards(tmp_path):
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    random_drafter().save_pretrained(tmp_path)
-    assert BlockDrafter.from_pretrained(tmp_path).config == config_of()

@@ -15,18 +15,17 @@ import transformers
 
 from blockwise_models import build_base
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import CustomGenerate, DecodeState, DraftingModel, generate
+from lattice_bpd.decode import DecodeState, DraftingModel, generate
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
-from lattice_bpd.verify import Rejection, Sampled
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_drafters.heads import BlockDrafterHeads
 from lattice_bpd_drafters.parallel import PardDrafter
 from parallel_drafters import build_p_eagle, tiny_target
-from target_models import COUNT, PROMPTS, VOCAB, build_target, plain_generate
+from target_models import COUNT, PROMPTS, VOCAB, plain_generate
 from transition_drafters import build
 
 LLAMA = {
@@ -179,27 +178,6 @@ def test_sequences_that_leave_and_rejoin_keep_their_context() -> None:
             torch.testing.assert_close(together[row], alone[0, 0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rule", [Sampled(temperature=0.7), Rejection(temperature=0.7)])
-def test_rules_that_sample(rule: Any) -> None:
-    results = generate(target(), PROMPTS, "sampled" if isinstance(rule, Rejection) else "tree",
-                       heads=drafter(), lm=lm(), max_new_tokens=COUNT, acceptance=rule)  # fmt: skip
-    assert all(len(result.token_ids) == COUNT and result.lossless for result in results)
-
-
-def test_custom_generate_and_certificate() -> None:
-    ids = torch.tensor([PROMPTS[0]])
-    drafting = CustomGenerate(drafter(), lm=lm(), max_nodes=9)
-    output = target().generate(
-        ids, attention_mask=torch.ones_like(ids), custom_generate=drafting, max_new_tokens=COUNT,
-        do_sample=False,
-    )  # fmt: skip
-    assert output[0, len(PROMPTS[0]) :].tolist() == plain()[0]
-    result = generate(target(), PROMPTS[0], "tree", heads=drafter(), lm=lm(), max_new_tokens=COUNT,
-                      certificate=True)  # fmt: skip
-    assert result.token_ids == plain()[0]
-    assert result.certificate.verdict != "different"
-
-
 def test_reduced_draft_vocabulary() -> None:
     made = drafter(draft_vocab_size=20, has_own_output=True)
     with torch.no_grad():
@@ -208,13 +186,6 @@ def test_reduced_draft_vocabulary() -> None:
     assert result.token_ids == plain()[0]
     tree = generate(target(), PROMPTS[0], heads=made, lm=lm(), max_new_tokens=COUNT, top_k=8)
     assert tree.token_ids == plain()[0]
-
-
-def test_targets_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="vocabulary"):
-        generate(target(), PROMPTS[0], heads=drafter(vocab_size=200))
-    with pytest.raises(ValueError, match="layers"):
-        generate(build_target("llama"), PROMPTS[0], heads=drafter())
 
 
 def test_a_model_folder_with_a_block_drafter(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from transformers import GenerationConfig
 
 from lattice_bpd.decode import decode, generate
 from lattice_bpd.verify import Rejection, Sampled
@@ -66,19 +64,6 @@ def test_the_target_as_its_own_draft_model_keeps_every_token(rule, sampling):
         assert result.stats.accept_lengths == [4] * 7
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 5.0}, {"top_p": 0.7}, {"top_k": 7}])
-def test_drafts_follow_the_settings_of_a_generation_config(sampling):
-    target = tiny_model(2, 0.8, vocab=60)
-    config = GenerationConfig(do_sample=True, **{"top_k": 0, **sampling})
-    torch.manual_seed(4)
-    result = generate(
-        target, [7, 8], "draft_model", draft_model=target, draft_length=4, max_new_tokens=36,
-        generation_config=config, stop_token_ids=[],
-    )  # fmt: skip
-    assert result.acceptance == "sampled"
-    assert result.stats.accept_lengths == [4] * 7
-
-
 @pytest.mark.parametrize("shape", [None, "sampled_tree", "chain"])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}])
 def test_with_a_seed_the_output_is_that_of_plain_sampling(shape, sampling):
@@ -92,35 +77,6 @@ def test_with_a_seed_the_output_is_that_of_plain_sampling(shape, sampling):
     assert [one.stats.accept_lengths for one in alone] == [
         one.stats.accept_lengths for one in results
     ]
-
-
-@pytest.mark.parametrize("rule", [Rejection, Sampled])
-def test_samples_are_accepted_more_often_than_the_most_likely_tokens(rule):
-    target, small = tiny_model(0, 0.8, vocab=30), tiny_model(0, 0.75, vocab=30)
-
-    def accepted(**options):
-        drafter = DraftModelDrafter(small, draft_length=4, top_k=30, **options)
-        prompts = [[number] for number in range(20)]
-        results = decode(target, prompts, drafter, max_new_tokens=40, acceptance=rule(1.5, seed=2))
-        return sum(sum(result.stats.accept_lengths) for result in results)
-
-    assert accepted() == accepted(shape="sampled") > 1.3 * accepted(shape="chain")
-    tree = accepted(shape="sampled_tree", max_nodes=12)
-    assert accepted(max_nodes=12) == tree > accepted()
-
-
-def test_a_model_that_reads_no_trees_samples_a_chain(monkeypatch):
-    small = tiny_model(5)
-    drafter = DraftModelDrafter(small, max_nodes=9, top_k=VOCAB)
-    monkeypatch.setattr(drafter.reader.model, "refuses_tree", lambda: "for a test")
-    assert drafter.draws == [1] * 5
-    result = decode(tiny_model(0), [1], drafter, max_new_tokens=20, acceptance=Rejection(2.0))
-    assert max(result.stats.accept_lengths) > 1
-    monkeypatch.setattr(type(drafter.reader.model), "refuses_tree", lambda _self: "for a test")
-    with pytest.raises(
-        ValueError, match="'sampled_tree' reads trees with the draft model: for a test"
-    ):
-        DraftModelDrafter(small, shape="sampled_tree")
 
 
 def brute_force(max_nodes, length):

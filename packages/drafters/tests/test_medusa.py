@@ -124,14 +124,6 @@ def test_medusa_v10_written_and_read_back(tmp_path, shard_size, monkeypatch):
     assert not list(tmp_path.glob(".saving*"))
 
 
-def test_medusa_v10_weights_in_a_pickle(tmp_path):
-    heads = random_heads()
-    state = write_by_hand(heads, tmp_path, "medusa_head.")
-    (tmp_path / "medusa_lm_head.pt").unlink()
-    torch.save({"model.norm.weight": torch.ones(WIDTH), **state}, tmp_path / "pytorch_model.bin")
-    assert same(load_medusa_heads(tmp_path), heads)
-
-
 def test_medusa_blocks_that_share_one_weight_are_warned_of(tmp_path):
     heads = random_heads(3)
     with torch.no_grad():
@@ -146,24 +138,11 @@ def test_medusa_blocks_that_share_one_weight_are_warned_of(tmp_path):
     load_medusa_heads(tmp_path)
 
 
-def test_medusa_takes_fewer_heads_or_more_than_the_config_names(tmp_path):
-    write_by_hand(random_heads(1), tmp_path)
-    config = {"medusa_num_heads": 2, "medusa_num_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_medusa_heads(tmp_path).num_slots == 2
-    assert load_medusa_heads(tmp_path, num_slots=3).num_slots == 3
-    with pytest.raises(FormatError, match=r"has 3 heads; expected 4 .*give num_slots=3"):
-        load_medusa_heads(tmp_path, num_slots=4)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"medusa_num_heads": 5}, r"medusa_lm_head.pt: has 3 heads; expected 5"),
-        ({"medusa_num_heads": 0}, "medusa_num_heads is 0, expected an integer of 1 or more"),
-        ({"medusa_num_layers": None}, "medusa_num_layers is None, expected an integer of 0"),
         ({"medusa_num_layers": 3}, r"its heads have \[2\] blocks; config.json has .* 3; expected"),
-        ({"hidden_size": 64}, "the heads have hidden_size 32, .*config.json has 64"),
         ({"vocab_size": 32000}, "the heads have vocab_size 48, .*config.json has 32000"),
     ],
 )
@@ -182,16 +161,8 @@ def drop(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (drop("1.0.linear.bias"), "has no tensor 1.0.linear.bias; expected 2 blocks"),
         (drop("1.2.weight"), r"has projections of heads \[0, 2\]; expected heads 0, 1, .. without"),
-        (lambda state: {**state, "lm_head.weight": torch.ones(2)}, "holds a tensor 'lm_head.wei"),
         (lambda state: {**state, "1.2.weight": torch.ones(9, 32)}, r"shape \(9, 32\), expected"),
-        (
-            lambda state: {**state, "2.0.linear.weight": torch.ones(16, 16)},
-            r"shape \(16, 16\), expected \(32, 32\)",
-        ),
-        (lambda state: {**state, "0.2.weight": torch.ones(9)}, r"shape \(9,\), expected \(V, D\)"),
-        (lambda _: [1, 2], "holds no named tensors"),
         (lambda state: {**state, "run": print}, "cannot be read .*expected the tensors of"),
     ],
 )
@@ -212,22 +183,6 @@ def test_medusa_file_that_was_cut(tmp_path, version, share):
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
     with pytest.raises(FormatError, match=f"{path.name}: cannot be read .*copy the file again"):
-        load_medusa_heads(tmp_path)
-
-
-def test_medusa_files_that_are_missing(tmp_path):
-    with pytest.raises(FormatError, match=r"config\.json: cannot be read"):
-        load_medusa_heads(tmp_path)
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 1, "medusa_num_layers": 1}')
-    with pytest.raises(FormatError, match=r"has none of medusa_lm_head\.safetensors, "):
-        load_medusa_heads(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
-    with pytest.raises(FormatError, match="is no index of shards"):
-        load_medusa_heads(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"medusa_head.0.0.linear.bias": "part-1.safetensors"}}'
-    )
-    with pytest.raises(FormatError, match=r"part-1\.safetensors: cannot be read"):
         load_medusa_heads(tmp_path)
 
 
@@ -272,11 +227,3 @@ def test_other_heads_on_a_target_that_came_with_medusas(tmp_path):
     assert base.config.medusa_num_heads == SLOTS  # and so has what is saved now
     BlockwiseLM(base, heads=model_of("llama").heads).save_pretrained(tmp_path / "own")
     assert isinstance(BlockwiseLM.from_pretrained(tmp_path / "own").heads, BlockwiseHeads)
-
-
-def test_untrained_heads_are_copies_of_the_output_embedding():
-    target = model_of("llama").base
-    heads = MedusaHeads.from_target(target, SLOTS, num_layers=2)
-    hidden = torch.randn(4, heads.hidden_size)
-    expected = target.get_output_embeddings()(hidden).unsqueeze(1).expand(-1, SLOTS, -1)
-    torch.testing.assert_close(heads(hidden), expected)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -30,16 +29,9 @@ from lattice_bpd_drafters.selector import (
     CandidateSelector,
     SelectorHeads,
     candidates_of,
-    greedy_walk,
 )
 from lattice_bpd_drafters.selector_run import train_selector
 from lattice_bpd_drafters.selector_texts import Pieces, SelectorOptions, slots_of
-from lattice_bpd_drafters.selector_training import (
-    ScoreCounter,
-    SelectorTrainer,
-    cross_entropies,
-    weighted_mean,
-)
 
 SLOTS = HEADS - 1
 QUICK = SelectorOptions(
@@ -101,37 +93,6 @@ def test_what_follows_from_the_token_before_is_learned(kind):
     assert all(weight.grad is None for weight in [*target.parameters(), *heads.parameters()])
 
 
-def test_training_depends_on_the_seed_only():
-    model = random_model("llama")
-    model.heads.train()
-    options = replace(QUICK, steps=4)
-    runs = []
-    for seed in (3, 3, 4):
-        torch.manual_seed(len(runs))
-        state = torch.get_rng_state()
-        runs.append(train_selector(model.base, model.heads, texts(), replace(options, seed=seed)))
-        assert torch.equal(torch.get_rng_state(), state)
-    assert model.heads.training
-    model.heads.eval()
-    assert runs[0].losses == runs[1].losses
-    assert runs[0].scores == runs[1].scores
-    for name, weight in runs[0].selector.state_dict().items():
-        assert torch.equal(weight, runs[1].selector.state_dict()[name])
-        assert not torch.equal(weight, runs[2].selector.state_dict()[name]), name
-
-
-@pytest.mark.parametrize("num_slots", [None, SLOTS])
-def test_an_untrained_selector_leaves_the_heads_as_they_are(num_slots):
-    selector = CandidateSelector(SelectorConfig(5, 6), VOCAB, 32, num_slots=num_slots)
-    logits = torch.randn(2, SLOTS, VOCAB)
-    slots = candidates_of(logits, torch.randn(2, SLOTS, 32), torch.tensor([1, 2]), 6)
-    lattice = selector(slots)
-    assert torch.equal(lattice.start, slots.logits[:, 0])
-    assert torch.equal(lattice.transitions, slots.logits[:, 1:, None].expand(-1, -1, 6, -1))
-    selector.row_scores(slots, torch.ones(2, SLOTS, dtype=torch.int64)).square().sum().backward()
-    assert selector.successor_codebook.grad.abs().max() > 0  # not a saddle
-
-
 def test_scores_with_vectors_of_slots_are_those_of_the_formula():
     selector = random_selector(SLOTS)
     logits, states = torch.randn(2, SLOTS, VOCAB), torch.randn(2, 1, 32)
@@ -165,32 +126,6 @@ def test_scores_with_vectors_of_slots_are_those_of_the_formula():
                     assert found == pytest.approx(score(before, i), abs=1e-4)
 
 
-def test_the_loss_leaves_out_labels_that_are_no_candidates():
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(3, SLOTS, VOCAB, generator=generator)
-    slots = candidates_of(logits, torch.zeros(3, 1, 32), torch.zeros(3, dtype=torch.int64), 6)
-    scores = torch.randn(3, SLOTS, 6, generator=generator)
-    labels = slots.token_ids[:, :, 2].clone()
-    worst = logits.argmin(dim=-1)
-    labels[0, 1], labels[2, 0], labels[1, 3] = worst[0, 1], worst[2, 0], -1
-    weights = torch.tensor([1.0, 0.5, 0.25, 0.125])
-    total = share = 0.0
-    for n in range(3):
-        for j in range(SLOTS):
-            if (n, j) in ((0, 1), (2, 0), (1, 3)):
-                continue
-            row = scores[n, j].tolist()
-            nats = math.log(sum(math.exp(value) for value in row)) - row[2]
-            total += float(weights[j]) * nats
-            share += float(weights[j])
-    nats, covered = cross_entropies(scores, slots, labels)
-    found = weighted_mean(nats, weights * covered)
-    assert float(found) == pytest.approx(total / share, rel=1e-5)
-    nats, covered = cross_entropies(scores, slots, torch.full_like(labels, -1))
-    nothing = weighted_mean(nats, weights * covered)
-    assert float(nothing) == 0.0
-
-
 @pytest.mark.parametrize("first", [1, 6])
 def test_blocks_hold_the_tokens_around_their_anchors(first):
     options = replace(QUICK, first_position=first, anchors=9)
@@ -218,15 +153,6 @@ def test_blocks_hold_the_tokens_around_their_anchors(first):
             assert before[: len(rest)] == piece[anchor : anchor + len(rest)].tolist()
         assert len(set(chosen)) == len(chosen) == min(9, len(piece) - 1 - earliest)
         assert all(earliest <= anchor < len(piece) - 1 for anchor in chosen)
-
-
-def test_held_out_texts_are_not_trained_on():
-    rows = [np.full(8, number) for number in range(20)]
-    pieces = Pieces(rows, replace(QUICK, validation_fraction=0.2), 256, VOCAB)
-    parts = [{int(piece[0]) for piece, _ in part} for part in (pieces.training, pieces.validation)]
-    assert len(parts[1]) == 4
-    assert parts[0] | parts[1] == set(range(20))
-    assert not parts[0] & parts[1]
 
 
 def state_of(model: DraftingModel, tokens: list[int], hidden: torch.Tensor) -> DecodeState:
@@ -282,33 +208,6 @@ def test_a_drafter_with_its_selector_is_a_dflash2_drafter(tmp_path):
         made.use_selector(random_selector(SLOTS))
 
 
-def test_accept_lengths_are_those_of_the_walk():
-    model = random_model("llama")
-    trained = train_selector(model.base, model.heads, texts(), QUICK)
-    options = replace(QUICK, anchors=100)
-    pieces = Pieces(texts(), options, 256, VOCAB)
-    lengths = []
-    reader = slots_of(model.base, model.heads)
-    for piece, first in pieces.validation:
-        for anchor in range(first, len(piece) - SLOTS):
-            ids = torch.from_numpy(piece)[None]
-            slots = reader.read(ids, torch.tensor([[anchor]]), QUICK.top_k)
-            lattice = trained.selector(slots)
-            path = greedy_walk(lattice.start, lattice.transitions)[0]
-            walked = [int(slots.token_ids[0, j, i]) for j, i in enumerate(path.tolist())]
-            labels = piece[anchor + 1 : anchor + 1 + SLOTS].tolist()
-            wrong = [j for j in range(SLOTS) if walked[j] != labels[j]]
-            lengths.append(min(wrong, default=SLOTS))
-    exact = train_selector(model.base, model.heads, texts(), options=options, watcher=None)
-    assert exact.scores.blocks == len(lengths)
-    counter = ScoreCounter(trained.selector)
-    blocks = pieces.sample(range(len(pieces.validation)), SLOTS, torch.Generator(), held_out=True)
-    counter.add(*SelectorTrainer(model.base, model.heads, texts(), QUICK).read(blocks))
-    scores = counter.scores()
-    assert scores.blocks == len(lengths)
-    assert scores.accept_length == pytest.approx(np.mean(lengths))
-
-
 def test_files(tmp_path):
     for num_slots in (None, SLOTS):
         saved = random_selector(num_slots)
@@ -336,10 +235,6 @@ def test_files(tmp_path):
 BAD_OPTIONS = [
     ({"rank": 0}, "rank is 0; expected 1"),
     ({"top_k": VOCAB + 1}, "top_k is 49; expected 1..48"),
-    ({"steps": 0}, "steps is 0"),
-    ({"sequence_length": 2}, "sequence_length is 2; expected 3"),
-    ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-    ({"gamma": -1.0}, "gamma is -1.0"),
     ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
     ({"first_position": 29}, "0 texts have 31 tokens or more"),
 ]
@@ -350,21 +245,6 @@ def test_options_out_of_range(changes, message):
     model = random_model("llama")
     with pytest.raises(ValueError, match=message):
         train_selector(model.base, model.heads, texts(), replace(QUICK, **changes))
-
-
-BAD_TEXTS = [
-    ([[1, 2, 3]], "1 texts have 3 tokens or more; expected 2"),
-    ([[1, 2, 3], [1, VOCAB, 3]], r"text 1 has ids 1\.\.48; expected 0\.\.47"),
-    ([[1, 2, 3], [[1, 2, 3]]], r"text 1 has shape \(1, 3\)"),
-    ([[1, 2, 3], [1.0, 2.0, 3.0]], "type float64"),
-]
-
-
-@pytest.mark.parametrize(("rows", "message"), BAD_TEXTS)
-def test_texts_that_cannot_be_used(rows, message):
-    model = random_model("llama")
-    with pytest.raises(ValueError, match=message):
-        train_selector(model.base, model.heads, rows, QUICK)
 
 
 def test_heads_that_cannot_be_used():

@@ -85,18 +85,6 @@ def test_lattices_have_the_selector_s_transitions(num_tokens: int) -> None:
     assert [len(chain) for chain in chains] == [source.num_slots, source.num_slots, 1]
 
 
-@torch.inference_mode()
-def test_argmax_needs_no_transitions() -> None:
-    source = make_source(parts_of("argmax"), target_of(), SLOTS)
-    assert isinstance(source.read(batch_of([1]), torch.randn(1, WIDTH)), torch.Tensor)
-
-
-def test_selectors_of_other_heads_are_refused() -> None:
-    for selector in (random_selector(SLOTS - 1), random_selector(vocab_size=VOCAB + 1)):
-        with pytest.raises(ValueError, match="train it on these heads"):
-            make_source(parts_of(selector=selector), target_of(), SLOTS)
-
-
 def test_the_folder_of_heads_may_have_a_selector(tmp_path: Path) -> None:
     random_heads().save_pretrained(tmp_path)
     assert load_parts(DrafterOptions(str(tmp_path))).selector is None
