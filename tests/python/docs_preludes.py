@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lattice_bpd import NGramLM
 
@@ -17,38 +18,24 @@ Names = dict[str, Any]
 
 def _decoding() -> Names:
     """A tiny target, its heads, an LM trained on its output, and prompts."""
-    import pytest
-
-    pytest.importorskip("torch")
-    import torch
-
+    torch: Any = pytest.importorskip("torch")
     from blockwise_models import VOCAB, looping_text, random_model, trained_model
 
     blockwise = trained_model()
     lm = NGramLM.train([looping_text()], 3, vocab_size=VOCAB, smoothing="witten_bell")
     prompt = [0, 5, 10, 15]
     return {
-        "VOCAB": VOCAB,
-        "blockwise": blockwise,
-        "model": blockwise.base,
-        "heads": blockwise.head_logits,
-        "lm": lm,
-        "model_lm": lm,
-        "small": random_model("gpt2").base,
-        "prompt_ids": prompt,
-        "prompt": prompt,
-        "input_ids": prompt,
-        "prompt_tensor": torch.tensor([prompt]),
+        "VOCAB": VOCAB, "blockwise": blockwise, "model": blockwise.base,
+        "heads": blockwise.head_logits, "lm": lm, "model_lm": lm,
+        "small": random_model("gpt2").base, "prompt_ids": prompt, "prompt": prompt,
+        "input_ids": prompt, "prompt_tensor": torch.tensor([prompt]),
         "inputs": {"input_ids": torch.tensor([prompt]), "max_new_tokens": 20},
-        "prompts": [prompt, [1, 6], [7, 12, 17]],
-        "sequences": [looping_text()],
-    }
+        "prompts": [prompt, [1, 6], [7, 12, 17]], "sequences": [looping_text()],
+    }  # fmt: skip
 
 
 def decoding() -> Names:
     """With a tokenizer whose words are token ids, and another whose tokens are single bytes."""
-    import pytest
-
     pytest.importorskip("llguidance")
     names = _decoding()
     names["lm"].save("corpus.lm")
@@ -88,8 +75,6 @@ def ngram() -> Names:
 
 def translation() -> Names:
     """A tiny encoder-decoder, sources, and an LM of its vocabulary."""
-    import pytest
-
     pytest.importorskip("torch")
     from seq2seq_models import VOCAB, model_of, sources
 

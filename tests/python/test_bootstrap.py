@@ -11,7 +11,6 @@ from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_pair
 
 # Two texts, resampled with replacement: both the first 1/4, one of each 1/2, both the second 1/4.
 TOKENS, CALLS = [12, 12], [2, 6]
-RATIOS = (2.0, 3.0, 6.0)
 
 
 @pytest.mark.parametrize(
@@ -32,16 +31,6 @@ def test_an_interval_leaves_equal_shares_outside_on_each_side(level, low, high):
     assert (gain.value, gain.low, gain.high) == (0.5, wanted[low], wanted[high])
 
 
-def test_the_default_level_is_95_percent():
-    rng = np.random.default_rng(0)
-    tokens, calls = np.full(50, 40), rng.integers(10, 30, 50)
-    plain = bootstrap_block_efficiency(tokens, calls)
-    assert plain == bootstrap_block_efficiency(tokens, calls, level=0.95)
-    wide = bootstrap_block_efficiency(tokens, calls, level=0.99)
-    narrow = bootstrap_block_efficiency(tokens, calls, level=0.9)
-    assert wide.low < plain.low < narrow.low < narrow.high < plain.high < wide.high
-
-
 @pytest.mark.parametrize("samples", [9, 99, 2000])
 def test_a_p_value_counts_the_observed_signs_among_the_samples(samples):
     # 60 texts, each faster: no random signs are as extreme, so only the observed ones count
@@ -49,13 +38,8 @@ def test_a_p_value_counts_the_observed_signs_among_the_samples(samples):
     assert result.p_value == 1 / (samples + 1)
     same = compare_paired(np.full(60, 40), np.full(60, 10), np.full(60, 10), samples=samples)
     assert same.p_value == 1.0
-
-
-def test_a_p_value_is_two_sided():
-    calls, before = np.full(60, 15), np.full(60, 10)  # each slower
-    assert compare_paired(np.full(60, 40), calls, before, samples=99).p_value == 0.01
-    # one text: its sign is as extreme either way
-    assert compare_paired([40], [10], [15], samples=99).p_value == 1.0
+    slower = compare_paired(np.full(60, 40), np.full(60, 15), np.full(60, 10), samples=samples)
+    assert slower.p_value == result.p_value  # two-sided
 
 
 def test_a_p_value_is_the_exact_one_on_few_texts():

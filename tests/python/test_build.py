@@ -7,21 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from build_runs import HEADS, build, chat_tokenizer, make_folder, write_prompts
+from build_runs import HEADS, build, chat_tokenizer, make_folder
 from lattice_bpd import NGramLM
 from lattice_bpd.build import choice as choice_module
-from lattice_bpd.build.build import build_drafter
 from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
-from lattice_bpd.build.job import BuildJob, split_chats
-from lattice_bpd.build.report import make_plan
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd.draft.mixture import KnownText
 from lattice_bpd.models import VocabularyHeads, load_heads
-from lattice_bpd.train.responses.prompts import read_chats
-from lattice_bpd.watcher import SilentWatcher
 from target_models import VOCAB, build_target
 
 NEW = 12
@@ -91,23 +85,6 @@ def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str
     assert len((folder / "out" / "responses.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_plan_has_every_stage(folder: Path) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
-    job = BuildJob(
-        folder / "out", (str(folder / "prompts.json"),), max_new_tokens=60, heads=True, epochs=4.0
-    )
-    plan = make_plan(model, tokenizer, read_chats(job.prompts[0]), job)
-    result = build_drafter(model, tokenizer, job, SilentWatcher())
-    stages = "responses", "states", "heads"  # the others are planned together
-    assert all(plan.seconds[name] > 0.0 for name in stages)
-    assert plan.total_seconds == pytest.approx(sum(plan.seconds.values()))
-    assert plan.new_tokens / 3 < result.counts["tokens"] < 3 * plan.new_tokens
-    content = json.loads((folder / "out" / "drafter.json").read_text())
-    size = sum((folder / "out" / one["file"]).stat().st_size for one in content["lms"])
-    assert not size or 1 / 3 < plan.lm_bytes / size < 3.0
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -140,19 +117,6 @@ def test_responses_of_a_log_are_not_generated(folder: Path) -> None:
     assert main(["build", str(folder / "model"), "-o", out]) == 2
     arguments = ["--responses", str(file), "-o", out, "--dry-run"]  # nothing to probe with
     assert main(["build", str(folder / "model"), *arguments]) == 2
-
-
-def test_too_few_prompts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_prompts(folder, ["Hi", "Who?"])
-    assert build(folder) == 2
-    assert "found 2 prompts; expected 3 or more" in capsys.readouterr().err
-
-
-def test_chats_are_split_without_overlap() -> None:
-    for count in (3, 7, 40, 999):
-        parts = split_chats(range(5, 5 + count))
-        assert sorted(n for part in parts for n in part) == list(range(5, 5 + count))
-        assert min(map(len, parts)) >= 1
 
 
 def known_texts(count: int, seed: int, cycle: list[int]) -> list[KnownText]:

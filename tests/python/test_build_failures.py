@@ -15,11 +15,7 @@ import transformers
 
 from build_runs import HEADS, build, make_folder, stored, write_prompts
 from lattice_bpd.build import build as build_module
-from lattice_bpd.build.bootstrap import Interval
-from lattice_bpd.build.choice import Choice, Step
-from lattice_bpd.build.report import BuildResult, LiveResult, describe_drafter
 from lattice_bpd.cli.progress import ConsoleWatcher
-from lattice_bpd.draft.mixture import Gates
 
 
 @pytest.fixture
@@ -128,6 +124,9 @@ def test_three_prompts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "too few to measure gains" in out
     assert "| left out |" in out
     assert json.loads((folder / "out" / "drafter.json").read_text())["sources"] == ["text"]
+    write_prompts(folder, ["Hi", "Who?"])
+    assert build(folder) == 2
+    assert "found 2 prompts; expected 3 or more" in capsys.readouterr().err
 
 
 def test_prompts_longer_than_the_positions(
@@ -160,17 +159,3 @@ def test_costs_of_another_engine(folder: Path, capsys: pytest.CaptureFixture[str
     assert build(folder, "--costs", str(costs)) == 2
     assert "costs.json: not a cost curve" in capsys.readouterr().err
     assert not responses.exists()  # before any work
-
-
-def test_the_report_names_what_is_left_out() -> None:
-    gates = Gates.default(["text"])
-    steps = [
-        Step("n-gram LM of own responses", Interval(0.3, 0.2, 0.4), True),
-        Step("heads", Interval(0.04, -0.01, 0.09), False),
-    ]
-    choice = Choice([], False, gates, steps, Interval(0.3, 0.2, 0.4), 2.0)
-    live = LiveResult(20, 20, 2.0, 50.0, Interval(0.1, -0.02, 0.3))
-    counts = {"conversations": 100, "responses": 80, "tokens": 900}
-    text = describe_drafter(BuildResult(counts, choice, [0.5], live, {}, [], ""), "m", True)
-    assert "| heads | +4 % (-1 to +9) | left out; --keep-heads keeps them |" in text
-    assert "An interval that includes 0 is not a certain gain." in text

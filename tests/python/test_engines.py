@@ -121,11 +121,3 @@ def test_the_first_failing_row_is_reported(lm: NGramLM, threads: int) -> None:
         lattices[row] = SausageLattice([([(1 << 21) + row], [0.0])] * 8)
     with pytest.raises(ValueError, match="token id 2097159, but the LM"):
         rescore_lattice(lattices, [[]] * 40, lm, threads=threads)
-
-
-@pytest.mark.parametrize(
-    ("threads", "error"), [(-1, ValueError), (9999, ValueError), ("2", TypeError)]
-)
-def test_numbers_of_threads_are_checked(lm: NGramLM, threads: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="threads"):
-        rescore_lattice(np.zeros((2, 50), np.float32), [], lm, threads=threads)

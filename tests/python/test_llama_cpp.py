@@ -57,36 +57,15 @@ def test_repeated_text_is_drafted() -> None:
 
 
 def test_the_lm_drafts_what_was_never_seen(lm: NGramLM) -> None:
-    draft = NGramDraftModel(lm, num_tokens=5)(np.array([3, 1, 4], np.intc))
-    assert draft.tolist() == [1, 5, 9, 2, 6]
-    assert NGramDraftModel(num_tokens=5)(np.array([3, 1, 4], np.intc)).tolist() == []
-
-
-def test_improbable_drafts_are_short(lm: NGramLM) -> None:
     context = np.array([3, 1, 4], np.intc)
-    longest = NGramDraftModel(lm, min_prob=1e-9)(context).tolist()
-    lengths = []
-    for least in (0.01, 0.5, 0.9, 0.97, 0.999999):
-        draft = NGramDraftModel(lm, min_prob=least)(context).tolist()
-        assert draft == longest[: len(draft)]
-        lengths.append(len(draft))
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] > lengths[-1] == 0
-
-
-def test_tokens_that_the_lm_does_not_know(lm: NGramLM) -> None:
-    """Such as added tokens of a chat format, whose ids are after those of the LM."""
+    assert NGramDraftModel(num_tokens=5)(context).tolist() == []
+    assert NGramDraftModel(lm, vocab_size=9, min_prob=1e-9)(context).max() < 9
     model = NGramDraftModel(lm, num_tokens=5)
+    assert model(context).tolist() == [1, 5, 9, 2, 6]
+    # tokens that the LM does not know, such as those of a chat format
     assert model(np.array([3, 1, -1], np.intc)).tolist() == []
     assert model(np.array([99, 3, 1, 4], np.intc)).tolist() == [1, 5, 9, 2, 6]  # out of its reach
     assert model(np.array([10, 7, 8, 10, 7], np.intc)).tolist()[:1] == [8]  # repeated
-
-
-def test_only_tokens_of_the_model_are_drafted(lm: NGramLM) -> None:
-    context = np.array([3, 1, 4], np.intc)
-    assert NGramDraftModel(lm, vocab_size=10)(context).tolist()[:4] == [1, 5, 9, 2]
-    assert set(NGramDraftModel(lm, vocab_size=9, min_prob=1e-9)(context).tolist()) <= set(range(9))
-    assert NGramDraftModel(lm, vocab_size=1)(context).tolist() == []
 
 
 def test_another_text_starts_again() -> None:
@@ -96,73 +75,22 @@ def test_another_text_starts_again() -> None:
     assert model(np.array([7, 8, 1, 6], np.intc)).tolist() == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"num_tokens": 0}, {"min_prob": 0.0}, {"min_prob": 1.1}],
-)
-def test_options_out_of_range_are_named(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))}"):
-        NGramDraftModel(**options)
-
-
-class Clock:
-    """A `Llama` whose calls take the milliseconds of `times` (by tokens, lines between)."""
-
-    def __init__(self, times: dict[int, float], logits_all: bool = True) -> None:
-        self.times, self.now, self.n_tokens, self._logits_all = times, 0.0, 0, logits_all
-        self.calls: list[tuple[int, int]] = []
-
-    def reset(self) -> None:
-        self.n_tokens = 0
-
-    def eval(self, tokens: list[int]) -> None:
-        self.calls.append((self.n_tokens, len(tokens)))
-        self.n_tokens += len(tokens)
-        self.now += 1e-3 * float(
-            np.interp(len(tokens), list(self.times), list(self.times.values()))
-        )
-
-    def n_vocab(self) -> int:
-        return 10
-
-    def n_ctx(self) -> int:
-        return 64
-
-    def token_bos(self) -> int:
-        return 1
-
-
 ON_CPU = {1: 7.0, 2: 17.0, 4: 28.0, 8: 46.0, 11: 62.0}  # SmolLM2 Q4_1, two cores
 ON_GPU = {1: 7.0, 2: 7.2, 4: 7.5, 8: 8.0, 11: 9.0}
 
 
-@pytest.mark.parametrize("times", [ON_CPU, ON_GPU])
-def test_calls_are_measured_at_start(
-    times: dict[int, float], monkeypatch: pytest.MonkeyPatch, lm: NGramLM,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    model = Clock(times)
-    monkeypatch.setattr(lattice_bpd_llama_cpp.time, "perf_counter", lambda: model.now)
-    assert np.allclose(
-        measure_costs(model, 10), 1e-3 * np.interp(range(1, 12), list(times), list(times.values()))
-    )
-    assert model.n_tokens == 0
-    assert {start for start, _ in model.calls[1:]} == {11}  # at one text length
-    with caplog.at_level("INFO"):
-        drafts = NGramDraftModel.of(model, lm)
-    assert "1 7.0, 2 " in caplog.text
-    assert drafts.pays == (times is ON_GPU)
-    assert ("nothing is drafted" in caplog.text) == (times is ON_CPU)
-    context = np.array([3, 1, 4], np.intc)
-    assert drafts(context).tolist()[:5] == ([1, 5, 9, 2, 6] if times is ON_GPU else [])
+class Engine:
+    """A `Llama` whose calls take the milliseconds of its path's machine, by tokens.
 
-
-class Engine(Clock):
-    """A `Llama` that is loaded from a path; `asked`: logits of all tokens, of each call."""
+    Attributes:
+        calls: tokens before and in each call, and whether it computed the logits of all.
+    """
 
     def __init__(self, path: str, *, logits_all: bool = False, n_ctx: int = 64) -> None:
-        super().__init__({"cpu": ON_CPU, "gpu": ON_GPU}[path], logits_all)
-        self.asked: list[bool] = []
+        times = {"cpu": ON_CPU, "gpu": ON_GPU}[path]
+        self._times = list(times), [1e-3 * time for time in times.values()]
+        self.now, self.n_tokens, self._logits_all = 0.0, 0, logits_all
+        self.calls: list[tuple[int, int, bool]] = []
         self.draft_model: Any = None
         self.is_closed = False
         self.scores = np.zeros((n_ctx, 10), np.float32)
@@ -171,12 +99,45 @@ class Engine(Clock):
             get_logits=lambda: row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         )
 
+    def reset(self) -> None:
+        self.n_tokens = 0
+
+    def seconds(self, tokens: Any) -> Any:
+        return np.interp(tokens, *self._times)
+
     def eval(self, tokens: list[int]) -> None:
-        super().eval(tokens)
-        self.asked.append(self._logits_all)
+        self.calls.append((self.n_tokens, len(tokens), self._logits_all))
+        self.n_tokens += len(tokens)
+        self.now += float(self.seconds(len(tokens)))
+
+    def n_vocab(self) -> int:
+        return 10
+
+    def n_ctx(self) -> int:
+        return len(self.scores)
+
+    def token_bos(self) -> int:
+        return 1
 
     def close(self) -> None:
         self.is_closed = True
+
+
+@pytest.mark.parametrize("machine", ["cpu", "gpu"])
+def test_calls_are_measured_at_start(
+    machine: str, monkeypatch: pytest.MonkeyPatch, lm: NGramLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, is_gpu = Engine(machine, logits_all=True), machine == "gpu"
+    monkeypatch.setattr(lattice_bpd_llama_cpp.time, "perf_counter", lambda: model.now)
+    assert np.allclose(measure_costs(model, 10), model.seconds(range(1, 12)))
+    assert model.n_tokens == 0
+    assert {start for start, *_ in model.calls[1:]} == {11}  # at one text length
+    with caplog.at_level("INFO"):
+        drafts = NGramDraftModel.of(model, lm)
+    assert drafts.pays == is_gpu
+    assert ("nothing is drafted" in caplog.text) != is_gpu
+    context = np.array([3, 1, 4], np.intc)
+    assert drafts(context).tolist()[:5] == ([1, 5, 9, 2, 6] if is_gpu else [])
 
 
 @pytest.mark.parametrize("logits_all", [False, True])
@@ -200,21 +161,14 @@ def test_a_model_is_loaded_with_drafts_where_they_pay(
     assert (len(made) == 2) == (machine == "cpu" and not logits_all)
     assert (model.draft_model is not None) == (machine == "gpu")
     assert model._logits_all == (logits_all or machine == "gpu")
-    model.asked.clear()
+    model.calls.clear()
     model.eval([1] * 20)
-    assert model.asked == [logits_all]  # a prompt
+    assert model.calls[0][2] == logits_all  # a prompt
     assert model.scores[19].tolist() == (
         [*range(10)] if model._logits_all != logits_all else [0] * 10
     )
     model.eval([1] * 11)
-    assert model.asked[1:] == [model._logits_all]
-
-
-def test_models_with_a_recurrent_state_are_refused() -> None:
-    model = Clock(ON_GPU)
-    model._is_hybrid = True  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="recurrent layers, whose state cannot drop rejected"):
-        NGramDraftModel.of(model)
+    assert model.calls[1][2] == model._logits_all
 
 
 @pytest.mark.parametrize("slope", [0.01, 0.3, 0.5, 0.6])
@@ -246,11 +200,21 @@ def test_drafts_that_hardly_pay_are_not_proposed(lm: NGramLM) -> None:
 
 def test_models_that_cannot_verify_drafts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"loaded without logits_all=True.*expected Llama"):
-        NGramDraftModel.of(Clock(ON_GPU, logits_all=False))
+        NGramDraftModel.of(Engine("gpu"))
     with pytest.raises(ValueError, match="the context has 64 tokens; expected 82 or more"):
-        NGramDraftModel.of(Clock(ON_GPU), num_tokens=40)
-    with pytest.raises(ValueError, match="expected 11 times above 0"):
-        NGramDraftModel(costs=[1.0])
+        NGramDraftModel.of(Engine("gpu", logits_all=True), num_tokens=40)
+    model = Engine("gpu", logits_all=True)
+    model._is_hybrid = True  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="recurrent layers, whose state cannot drop rejected"):
+        NGramDraftModel.of(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_tokens", 0), ("min_prob", 0.0), ("min_prob", 1.1), ("costs", [1.0])]
+)
+def test_options_out_of_range_are_named(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        NGramDraftModel(**{name: value})
 
 
 def test_torch_is_not_imported() -> None:

@@ -16,8 +16,6 @@ from fake_openai import Answer, answer, serve
 from lattice_bpd import openai_server
 from target_models import build_target
 
-NEW = 12
-
 
 class TinyServer:
     """Answers by the own `generate` of a tiny model, but for the faults that a test plants.
@@ -115,15 +113,6 @@ def test_a_server_that_dies_loses_nothing(
     assert build(folder, "--server", server.url) == 0
     assert len(server.requests) == before + 13
     assert len(stored(folder, "out")) == 30
-
-
-def test_a_server_that_cannot_be_used_is_named_in_one_line(
-    folder: Path, server: TinyServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.faults = [(404, '{"error": {"message": "no model tiny"}}')] * 1000
-    assert build(folder, "--server", server.url) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "no model tiny; is model 'fake'" in line
 
 
 def test_texts_that_the_tokenizer_changes_are_left_out(

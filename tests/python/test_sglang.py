@@ -71,25 +71,18 @@ def test_texts_are_read_once_whatever_the_tail_has() -> None:
     assert asked == 3  # at the start, where 15 tokens are new, and where the text is shorter
 
 
-def test_the_lm_drafts_what_was_never_seen(tmp_path: Path) -> None:
+def test_served_texts_are_drafted_from_by_tenant(tmp_path: Path) -> None:
+    """And what an n-gram LM knows is drafted for all."""
+    served = [30, 31, 32, 33, 34, 35]
     cycle = [3, 1, 4, 7, 5, 9, 2, 6]
     lm = NGramLM.train([cycle * 50], 4, vocab_size=VOCAB, smoothing="witten_bell")
     lm.save(tmp_path / "own.lm")
-    trees = make_trees(lm=str(tmp_path / "own.lm"))
-    assert [3, 1, 4, 7, 5] in [path[:5] for path in paths(*trees.draft([request("a", [9, 3])]))[0]]
-    other = NGramLM.train([cycle * 50], 4, vocab_size=VOCAB + 1, smoothing="witten_bell")
-    other.save(tmp_path / "other.lm")
-    with pytest.raises(ValueError, match=f"are for {VOCAB + 1} tokens, the target has {VOCAB}"):
-        make_trees(lm=str(tmp_path / "other.lm"))
-
-
-def test_served_texts_are_drafted_from_by_tenant() -> None:
-    served = [30, 31, 32, 33, 34, 35]
-    trees = make_trees(store="")
+    trees = make_trees(store="", lm=str(tmp_path / "own.lm"))
     trees.draft([request("a", served, "x"), request("b", [50, 51, 52, 53], "y")])
     trees.forget({"a", "b"})
-    tokens, mask = trees.draft([request("c", [30, 31], "x"), request("d", [30, 31], "y")])
-    mine, others = paths(tokens, mask)
+    requests = [request("c", [30, 31], "x"), request("d", [30, 31], "y"), request("e", [9, 3])]
+    mine, others, new = paths(*trees.draft(requests))
+    assert [3, 1, 4, 7, 5] in [path[:5] for path in new]
     assert [31, 32, 33] in mine
     assert [31, 32] not in others
 
@@ -119,7 +112,11 @@ def test_options_are_checked(text: str, message: str) -> None:
         read_options({"LATTICE_BPD_SGLANG": text})
 
 
-def test_trees_need_a_draft() -> None:
+def test_lms_of_another_target_and_small_trees_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.lm"
+    NGramLM.train([[1, 2]], 2, vocab_size=VOCAB + 1, smoothing="witten_bell").save(path)
+    with pytest.raises(ValueError, match=f"are for {VOCAB + 1} tokens, the target has {VOCAB}"):
+        make_trees(lm=str(path))
     with pytest.raises(ValueError, match="expected --speculative-num-draft-tokens 2 or more"):
         make_trees(1)
 
