@@ -73,15 +73,6 @@ def test_constrained_output_is_plain_generates_with_a_processor(strategy: str, c
         assert all(token == END or token >= 8 or token in (0, 3) for token in output[0, 6:])
 
 
-def test_a_constraint_of_another_vocabulary_is_refused() -> None:
-    other = acceptor_of([(0, 2, 0)], {0}, vocab_size=VOCAB + 1)
-    with pytest.raises(ValueError, match=f"vocabulary of {VOCAB + 1}, the target one of {VOCAB}"):
-        model_of("llama").base.generate(
-            torch.tensor([[1, 2]]), max_new_tokens=4,
-            custom_generate=CustomGenerate(drafter="greedy", constraint=other),
-        )  # fmt: skip
-
-
 def test_without_the_distribution_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "find_extensions", lambda _group: {})
     model, constraint = model_of("llama"), words()

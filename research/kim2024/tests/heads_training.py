@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -187,6 +188,8 @@ def start_two(
     prepare: Callable[[], Callable[[int], None] | None] = nothing,
 ) -> list[Child]:
     """A run of two processes; `prepare` knows its number as os.environ["RANK"]."""
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("torch without gloo")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,9 @@ pytest.importorskip("rich")
 import torch
 
 import unlikelihood
-from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
+from blockwise_models import VOCAB, model_of
 from lattice_bpd_kim2024.demo.model_folder import load_demo_model
-from lattice_bpd_kim2024.heads.self_generated import generate_texts
-from lattice_bpd_kim2024.statistics import count_looping, find_repeats, loop_share
+from lattice_bpd_kim2024.statistics import count_looping, find_repeats
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "examples" / "demo_model"
@@ -51,54 +48,9 @@ def test_the_penalty_is_that_of_marked_tokens():
     assert penalty == pytest.approx(-np.log1p(-np.array(marked)).mean(), rel=1e-4)
 
 
-def test_training_makes_repeated_tokens_less_likely(monkeypatch):
-    model = copy.deepcopy(model_of("trained"))
-    heads = {name: weight.clone() for name, weight in model.heads.state_dict().items()}
-    rows = np.tile(np.array([5, 6, 7, 8], dtype=np.int32), (8, 8))  # what "greedy" outputs
-    monkeypatch.setattr(unlikelihood, "generate_texts", lambda *_: rows)
-    marks = np.array([find_repeats(row, 4) for row in rows.tolist()])
-    marks[:, :8] = False
-    with torch.no_grad():
-        before = float(unlikelihood._penalty(model.base, rows, marks))
-    shares: list[float] = []
-    options = unlikelihood.UnlikelihoodOptions(
-        steps=8, prompts=8, prompt_length=8, max_new_tokens=24, window=4, text_rows=4,
-        matrix_lr=0.01, other_lr=0.01,
-    )  # fmt: skip
-    text = looping_text(400, seed=5)
-    unlikelihood.train_unlikelihood(model, text, options, lambda _loss, share: shares.append(share))
-    with torch.no_grad():
-        after = float(unlikelihood._penalty(model.base, rows, marks))
-    assert shares == [1.0] * 8
-    assert after < 0.7 * before
-    assert not model.base.training
-    for name, weight in model.heads.state_dict().items():
-        assert torch.equal(weight, heads[name])
-
-
 @pytest.fixture(scope="module")
 def demo():
     return load_demo_model(FOLDER)
-
-
-def test_the_committed_folder_is_small_and_not_in_the_wheel(demo):
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*")) <= 8 << 20
-    assert "examples" not in (ROOT / "pyproject.toml").read_text().split("wheel.packages")[1][:60]
-    assert demo.lm.order == demo.settings.order == 4
-    assert demo.model.num_slots == 8
-
-
-def test_loops_are_as_the_model_card_says(demo):
-    settings = demo.settings
-    assert settings.loops["model"] <= 1.5 * settings.loops["human"]
-    documents = demo.encode(read_library_sources().test)
-    length = settings.prompt_length + settings.max_new_tokens
-    rows = draw_prompts(documents, 64, length, 0, settings.seed)
-    prompts = [row[: settings.prompt_length] for row in rows]
-    outputs = generate_texts(demo.model.base, prompts, settings.max_new_tokens)
-    new = [row[settings.prompt_length :].tolist() for row in outputs]
-    ended = [row[: row.index(0) + 1] if 0 in row else row for row in new]
-    assert loop_share(prompts, ended) <= 2.0 * settings.loops["human"]
 
 
 def test_auto_classes_of_transformers_load_the_folder(demo):

@@ -1,6 +1,7 @@
-"""Lines of a table that use LMs and scorers of their own; training of rescorers."""
+"""Lines of a table that use LMs, scorers and acceptance rules of their own."""
 
-import numpy as np
+from __future__ import annotations
+
 import pytest
 
 pytest.importorskip("torch")
@@ -9,17 +10,23 @@ import torch
 
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import PBestDrafter, generate
-from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer, ScorerDrafter
-from lattice_bpd.draft import NGramScorer
+from lattice_bpd.decode import decode, generate
+from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd_kim2024.evaluate import STANDARD_SETTINGS, Setting, compare_strategies
-from lattice_bpd_kim2024.heads.joint import TrainOptions
-from lattice_bpd_kim2024.rescorer import train_rescorer
-from lattice_bpd_kim2024.small_models import build_rescorer
+from lattice_bpd.verify import Exact
+from lattice_bpd.verify.acceptance import TopKMatch
+from lattice_bpd_kim2024.demo.library_text import draw_prompts
+from lattice_bpd_kim2024.evaluate import (
+    STANDARD_SETTINGS,
+    Setting,
+    compare_rules,
+    compare_strategies,
+)
+from lattice_bpd_kim2024.live.table import footnotes, table_rows
+from lattice_bpd_kim2024.replay.strategies import strategy_of
 
 GREEDY = STANDARD_SETTINGS[0]
-PROMPTS = [looping_text(200, seed=2)[start : start + 8].tolist() for start in (0, 30, 90)]
+PROMPTS = draw_prompts([looping_text(500, seed=2)], 4, length=10, room=20, seed=0)
 NEURAL = Setting("neural", "neural", "neural", source="rescorer")
 OTHER = Setting("other", "another LM", "ngram", source="other")
 
@@ -81,43 +88,57 @@ def test_settings_name_a_missing_source_and_an_unknown_strategy(lms):
         Setting("x", "x", "guess").drafter(None, [], DraftConfig())
 
 
-def test_settings_take_makers_of_ones_own():
-    calls = []
+def test_acceptance_rules_are_compared_on_the_same_texts():
+    model, judged = model_of("trained"), []
 
-    def make(*arguments):
-        calls.append(arguments)
-        return ArgmaxDrafter()
+    def judge(outputs):
+        judged.append(outputs)
+        return float(len(judged))
 
-    config = DraftConfig(top_k=3)
-    drafter = Setting("x", "x", "mine", make=make).drafter("source", [7], config)
-    assert isinstance(drafter, ArgmaxDrafter)
-    assert calls == [("source", [7], config)]
+    seen = []
+    found = compare_rules(
+        model, PROMPTS, [Exact(), TopKMatch(1), TopKMatch(VOCAB)], ArgmaxDrafter, max_new_tokens=20,
+        judge=judge, on_text=lambda: seen.append(1),
+    )  # fmt: skip
+    exact, strict, forced = found
+    greedy = [decode(model, prompt, ArgmaxDrafter(), max_new_tokens=20) for prompt in PROMPTS]
+    assert exact.outputs == strict.outputs == [result.token_ids for result in greedy]
+    assert (exact.same, strict.same, len(seen)) == (4, 4, 12)
+    assert exact.stats.target_calls == sum(result.stats.target_calls for result in greedy)
+    assert forced.stats.block_efficiency >= 4.0 > exact.stats.block_efficiency
+    assert forced.stats.relaxed_tokens > 0 == exact.stats.relaxed_tokens
+    assert [result.quality for result in found] == [1.0, 2.0, 3.0]
+    assert judged[2] == forced.outputs
+    nats = 0.0
+    for prompt, output in zip(PROMPTS, forced.outputs, strict=True):
+        for place, token in enumerate(output):
+            with torch.no_grad():
+                logits = model.base(input_ids=torch.tensor([[*prompt, *output[:place]]])).logits
+            nats -= float(logits[0, -1].log_softmax(0)[token])
+    assert forced.nats == pytest.approx(nats / 80, rel=1e-4)
+    line = forced.to_json()
+    assert (line["rule"], line["lossless"], line["texts"]) == (f"top_k:{VOCAB}", False, 4)
+    assert line["regret_per_token"] == pytest.approx(forced.stats.regret / 80)
 
 
-def test_settings_hand_options_on(lms):
-    options = DraftConfig(top_k=3, num_drafts=4, alpha=0.7, beam=6)
-    drafter = Setting("x", "x", "p_best").drafter(NGramScorer(lms[0]), [], options)
-    assert isinstance(drafter, ScorerDrafter)
-    config = drafter.config
-    assert (config.top_k, drafter.num_drafts, config.alpha, config.beam) == (3, 4, 0.7, 6)
-    drafter = NEURAL.drafter(NGramScorer(lms[0]), [], options)
-    assert isinstance(drafter, ScorerDrafter)
-    assert (drafter.num_drafts, drafter.config.beam) == (1, 6)
-    drafter = OTHER.drafter(lms[1], [], options)
-    assert isinstance(drafter, PBestDrafter)
-    assert (drafter.lm, drafter.num_drafts) == (lms[1], 1)
-
-
-def test_rescorer_learns_and_is_left_in_evaluation_mode():
-    torch.manual_seed(0)
-    model = build_rescorer("32M", VOCAB, max_positions=64, num_layers=1, hidden_size=24)
-    losses = []
-    options = TrainOptions(steps=60, batch_size=8, sequence_length=24, precision="fp32", warmup=3)
-    report = train_rescorer(
-        model, looping_text(2000), options, lambda report: losses.append(report.losses[0])
+def test_settings_have_an_acceptance_rule():
+    lm = NGramLM.train([looping_text(2000)], 2, vocab_size=VOCAB, smoothing="witten_bell")
+    settings = [
+        Setting("greedy", "greedy", "greedy"), Setting("bpd", "BPD", "bpd"),
+        Setting("forced", "BPD, all drafts", "bpd", acceptance=TopKMatch(VOCAB)),
+    ]  # fmt: skip
+    found = compare_strategies(
+        model_of("trained"), lm, PROMPTS, settings=settings, max_new_tokens=20
     )
-    assert report.step == 60
-    assert losses[-1] < 0.7 * losses[0]
-    assert not model.training
-    with pytest.raises(ValueError, match="give more text"):
-        train_rescorer(model, np.zeros(10, np.int64), options)
+    lines = found.to_json()
+    assert [line["lossless"] for line in lines] == [True, True, False]
+    assert [line["acceptance"] for line in lines] == ["exact", "exact", f"top_k:{VOCAB}"]
+    assert lines[2]["regret_per_token"] > 0.0 == lines[1]["regret_per_token"]
+    assert lines[2]["relaxed_share"] > 0.0
+    assert lines[2]["differences"] == []
+    rows = table_rows(found, {})
+    assert [row[-1] for row in rows[:2]] == ["yes", "yes"]
+    assert rows[2][-1] == f"lossy ({lines[2]['regret_per_token']:.2f} nats)"
+    assert footnotes(found)[-1].startswith("lossy: by how many nats per token")
+    with pytest.raises(ValueError, match=r"keeps drafts by top_k:.*expected the exact"):
+        strategy_of(settings[2])

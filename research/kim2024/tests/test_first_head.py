@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd import DraftConfig, FormatError
+from lattice_bpd import DraftConfig
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseLM
@@ -24,7 +23,6 @@ from lattice_bpd_kim2024.heads.first_head import attach_first_head
 from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
-from lattice_bpd_kim2024.heads.validation import measure_heads
 from lattice_bpd_kim2024.small_models import build_small_gpt
 
 
@@ -65,13 +63,6 @@ def test_every_head_has_its_own_network_on_the_same_hidden_state():
     heads = model.head_logits(output.hidden)
     for slot in range(model.num_slots):
         assert torch.allclose(heads[..., slot, :], expected[slot + 1], atol=1e-5)
-    # The network matters, and a new one does not.
-    assert not torch.allclose(expected[0], output.hidden @ model.output_embedding.weight.T)
-    torch.nn.init.zeros_(model.output_embedding.network.outer.weight)
-    fresh = build_small_gpt(VOCAB, hidden_size=16, num_layers=1, num_heads=HEADS)
-    before = fresh(ids).logits
-    attach_first_head(fresh.base)
-    assert torch.equal(before, fresh(ids).logits)
 
 
 @pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree"])
@@ -162,20 +153,6 @@ def test_training_writes_a_target_with_head_1s_network(recipe, tmp_path, capsys)
     assert isinstance(embedding, FirstHead)
     assert embedding.weight is model.base.get_input_embeddings().weight
     assert embedding.network.outer.weight.any()
-    # The validation loss is that of the whole target: its own forward, network included.
-    ids = looping_text(400, seed=5)
-    score = measure_heads(model, HeadText(ids), T, max_pieces=4)
-    pieces = torch.from_numpy(ids[: 4 * (T + HEADS)]).long().view(4, -1)
-    scores = [measure_heads(model, HeadText(piece.numpy().astype("int32")), T) for piece in pieces]
-    with torch.no_grad():
-        expected = [
-            F.cross_entropy(model.base(input_ids=piece[None, :T]).logits[0], piece[1 : T + 1])
-            for piece in pieces
-        ]
-    assert [one.losses[0] for one in scores] == pytest.approx(
-        [float(e) for e in expected], rel=1e-4
-    )
-    assert score.positions == 4 * T
     # Training continues from these files, network included; the folder is complete without heads.
     again = make_job(
         tmp_path, "finetune", base=tmp_path / "out", output=tmp_path / "more",
@@ -186,16 +163,12 @@ def test_training_writes_a_target_with_head_1s_network(recipe, tmp_path, capsys)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_files_without_a_network_have_none_and_damaged_ones_are_refused(tmp_path):
+def test_files_without_a_network_have_none(tmp_path):
     model = make_model()
     model.save_pretrained(tmp_path / "m")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "m")  # of transformers: no network
     assert not isinstance(loaded.get_output_embeddings(), FirstHead)
     assert isinstance(model.base.get_output_embeddings(), FirstHead)  # as it was
-    sizes = json.loads((tmp_path / "m" / "first_head.json").read_text())
-    (tmp_path / "m" / "first_head.json").write_text(json.dumps({**sizes, "hidden_size": 8}))
-    with pytest.raises(FormatError, match="first_head"):
-        BlockwiseLM.from_pretrained(tmp_path / "m")
     plain = build_small_gpt(VOCAB, hidden_size=16, num_layers=1, num_heads=HEADS)
     plain.save_pretrained(tmp_path / "m")
     assert not list((tmp_path / "m").glob("first_head.*"))
@@ -210,10 +183,5 @@ def test_refusals(tmp_path):
             train_heads(make_job(tmp_path, recipe, first_head=True))
     with pytest.raises(ValueError, match="preset kim2024 has no recipe distil"):
         train_heads(make_job(tmp_path, "distil", preset="kim2024"))
-    with pytest.raises(ValueError, match="preset is 'kim'; expected one of kim2024"):
-        train_heads(make_job(tmp_path, "joint", preset="kim"))
-    with pytest.raises(ValueError, match="optimizer is 'sgd'; expected muon or adamw"):
-        train_heads(make_job(tmp_path, "joint", train={"optimizer": "sgd"}))
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.safetensors"))
     with pytest.raises(TypeError, match=r"expected nn.Linear; load the target without"):
         FirstHead(torch.nn.Embedding(3, 4), None)

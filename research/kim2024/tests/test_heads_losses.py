@@ -1,4 +1,4 @@
-"""Gradients of heads: the fused cross entropy and the chunked passes against plain autograd."""
+"""Losses, gradients and optimizers of heads, against autograd and torch's own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from blockwise_models import HEADS, VOCAB, looping_text, random_model
+from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of, random_model
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd_kim2024.heads import losses
+from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 from lattice_bpd_kim2024.heads.losses import LossPart, add_gradients, label_view
-from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions, sample_step
+from lattice_bpd_kim2024.heads.optimizers import CpuMuon, orthogonalize
+from lattice_bpd_kim2024.heads.options import HeadText
+from lattice_bpd_kim2024.heads.validation import measure_heads
 
 T = 12
 
@@ -52,17 +55,6 @@ def test_fused_cross_entropy_survives_huge_logits_and_a_frozen_embedding():
     assert torch.isfinite(each).all()
     assert torch.isfinite(states.grad).all()
     assert embedding.weight.grad is None
-
-
-def test_an_embedding_that_is_no_linear_layer_is_refused():
-    class Scaled(nn.Linear):
-        def forward(self, rows):
-            return 2 * super().forward(rows)
-
-    with pytest.raises(TypeError, match=r"output embedding is a Scaled; expected nn\.Linear"):
-        losses.weighted_cross_entropy(
-            Scaled(2, 3), torch.zeros(1, 2), torch.zeros(1).long(), torch.ones(1), torch.float32
-        )
 
 
 def plain_loss(model: BlockwiseLM, part: LossPart) -> torch.Tensor:
@@ -110,34 +102,83 @@ def test_gradients_of_a_part_are_autograds(architecture, train_base, heads, monk
         model.base.requires_grad_(True)
 
 
-def test_draws_depend_on_the_step_alone_and_fit_the_text():
-    text = HeadText(looping_text(100))
-    options = TrainOptions(batch_size=2, accumulate=3, sequence_length=T, head_fraction=0.25)
-    draw = sample_step(text, options, HEADS, 5)
-    again = sample_step(text, options, HEADS, 5)
-    assert torch.equal(draw.starts, again.starts)
-    assert torch.equal(draw.positions, again.positions)
-    assert not torch.equal(draw.starts, sample_step(text, options, HEADS, 6).starts)
-    assert draw.starts.shape == (6,)
-    assert int(draw.starts.max()) <= 100 - T - HEADS
-    assert draw.positions.shape == (18,)
-    assert draw.heads == tuple(range(1, HEADS + 1))
+def ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_rows_are_taken_whole_and_behind_their_prompt():
-    text = HeadText(np.arange(3 * (T + HEADS), dtype=np.int32), T + HEADS, first_position=4)
-    options = TrainOptions(batch_size=5, sequence_length=T, head_fraction=1.0, train_base=False)
-    draw = sample_step(text, options, HEADS, 0)
-    assert set((draw.starts % (T + HEADS)).tolist()) == {0}
-    assert len(draw.positions) == 5 * (T - 4)
-    assert int((draw.positions % T).min()) == 4
-    assert draw.heads == tuple(range(2, HEADS + 1))
+def test_losses_are_cross_entropies_of_later_and_later_tokens():
+    model, batch = model_of("gpt2"), ids(2, 9 + HEADS)
+    rows = HeadText(batch.flatten().numpy().astype(np.int32), row_length=9 + HEADS)
+    losses = torch.tensor(measure_heads(model, rows, 9).losses)
+    with torch.inference_mode():
+        output = model(batch[:, :9], head_positions=torch.arange(9).expand(2, -1))
+        for head in range(HEADS):
+            logits = output.logits if head == 0 else output.head_logits[:, :, head - 1]
+            labels = batch[:, 1 + head : 10 + head]
+            expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            torch.testing.assert_close(losses[head], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_one_head_a_step_comes_to_every_head():
-    text = HeadText(looping_text(100))
-    for train_base, first in ((True, 1), (False, 2)):
-        options = TrainOptions(sequence_length=T, train_base=train_base, one_head=True)
-        drawn = [sample_step(text, options, HEADS, step).heads for step in range(80)]
-        assert {len(heads) for heads in drawn} == {1}
-        assert {head for (head,) in drawn} == set(range(first, HEADS + 1))
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (np.arange(10), {}, r"shape \(10,\); expected one sequence of 29 or more"),
+        (np.full(100, VOCAB), {}, f"token id {VOCAB}"),
+        (looping_text(100), {"precision": "fp8"}, "precision is 'fp8'"),
+        (looping_text(100), {"steps": 0}, "steps 0"),
+        (looping_text(100), {"head_fraction": 0.0}, "head_fraction is 0.0"),
+        (looping_text(500), {"sequence_length": POSITIONS + 1}, f"positions for {POSITIONS}"),
+    ],
+)
+def test_bad_training_requests_are_refused(text, options, message):
+    settings = TrainOptions(**{"sequence_length": 24, "precision": "fp32", **options})
+    with pytest.raises(ValueError, match=message):
+        train_blockwise(model_of("gpt2"), text, settings)
+
+
+@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (32, 32)])
+def test_orthogonalized_matrices_have_singular_values_near_one(shape):
+    torch.manual_seed(0)
+    matrices = torch.randn(3, *shape)
+    left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+    found = orthogonalize(matrices)
+    values = torch.linalg.svdvals(found)
+    assert values.max() < 1.25
+    assert values[:, : min(shape) // 2].min() > 0.65
+    # In the bases of the singular vectors it is diagonal.
+    off = left.transpose(1, 2) @ found @ right.transpose(1, 2)
+    off = off - torch.diag_embed(off.diagonal(dim1=1, dim2=2))
+    assert off.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_steps_are_those_of_torch(weight_decay):
+    torch.manual_seed(1)
+    start = [torch.randn(48, 16), torch.randn(16, 48), torch.randn(48, 16)]
+    results = []
+    for kind in (torch.optim.Muon, CpuMuon):
+        torch.manual_seed(2)
+        weights = [torch.nn.Parameter(weight.clone()) for weight in start]
+        optimizer = kind(weights, lr=0.02, weight_decay=weight_decay)
+        for _ in range(6):
+            for weight in weights:
+                weight.grad = torch.randn_like(weight)
+            optimizer.step()
+        results.append(weights)
+        assert set(optimizer.state[weights[0]]) == {"momentum_buffer"}
+    for expected, found, first in zip(*results, start, strict=True):
+        moved = (expected - first).abs().mean()
+        assert (expected - found).abs().mean() < 0.02 * moved  # bfloat16's rounding
+
+
+def test_other_options_take_torchs_own_step():
+    torch.manual_seed(3)
+    start, grad = torch.randn(16, 8), torch.randn(16, 8)
+    results = []
+    for kind in (torch.optim.Muon, CpuMuon):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = kind([weight], lr=0.02, ns_steps=3)
+        weight.grad = grad.clone()
+        optimizer.step()
+        results.append(weight.detach())
+    assert torch.equal(*results)

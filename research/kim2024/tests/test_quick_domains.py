@@ -15,7 +15,6 @@ pytest.importorskip("tokenizers")
 from lattice_bpd import NGramLM
 from lattice_bpd_kim2024.demo.model_folder import RESCORER_FOLDER, load_demo_model
 from lattice_bpd_kim2024.demo.quick import _domain_lms
-from lattice_bpd_kim2024.lab.lab import DEFAULT_ALPHAS, SCORER_ALPHAS, LabOptions
 
 ROOT = Path(__file__).resolve().parents[3]
 VOCAB, KNOWN, UNSEEN = 9, 6, 8  # token 7 occurs in the general text only, 6 in held-out rows, too
@@ -67,25 +66,6 @@ def test_unseen_tokens_of_a_domain_cost_1000(lms):
     assert lms[MIXTURE].log_prob(UNSEEN, bos=False) == pytest.approx(-1000.0, abs=0.5)
 
 
-def test_the_smooth_lm_of_a_domain_is_witten_bell(lms, rows):
-    """(c(h w) + T(h) P(w)) / (c(h) + T(h)), T(h) distinct successors (Witten and Bell 1991)."""
-    smooth, katz = lms[IN_DOMAIN], lms[KATZ]
-    for history, successors in count_bigrams(rows).items():
-        total, distinct = sum(successors.values()), len(successors)
-        for token, count in successors.items():
-            if token >= 0:
-                lower = math.exp(smooth.log_prob(token, bos=False))
-                expected = (count + distinct * lower) / (total + distinct)
-                found = smooth.log_prob(token, [history], bos=False)
-                assert found == pytest.approx(math.log(expected), abs=1e-4)
-    pairs = [
-        [lm.log_prob(token, [history], bos=False) for lm in (smooth, katz)]
-        for history in range(KNOWN)
-        for token in range(KNOWN)
-    ]
-    assert max(abs(one - other) for one, other in pairs) > 0.01
-
-
 @pytest.mark.filterwarnings("ignore::lattice_bpd.lm.SmoothingWarning")  # of so little text
 def test_general_unigrams_have_the_weight_that_suits_held_out_texts(lms, rows, general):
     """The mixture of the LM of all rows, by weights that EM finds with one of the other rows."""
@@ -109,16 +89,6 @@ def test_general_unigrams_have_the_weight_that_suits_held_out_texts(lms, rows, g
         assert mixture.log_prob(token, context, bos=False) == pytest.approx(expected, abs=2e-3)
     swapped = weights[1] * math.exp(katz.log_prob(0, bos=False)) + weights[0] / 8
     assert abs(mixture.log_prob(0, bos=False) - math.log(swapped)) > 0.05
-
-
-def test_weights_of_rescorers_are_those_of_the_paper():
-    """Kim et al. 2024, appendix E; the n-gram LMs' grid has smaller weights, too."""
-    paper = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
-    assert paper == SCORER_ALPHAS == LabOptions().scorer_alphas
-    assert LabOptions().alphas == DEFAULT_ALPHAS
-    assert (min(DEFAULT_ALPHAS), max(DEFAULT_ALPHAS)) == (0.05, 10.0)
-    assert set(paper) - set(DEFAULT_ALPHAS) == {0.9, 1.1}
-    assert LabOptions().held_out == 100
 
 
 def test_the_demo_model_ships_a_rescorer():

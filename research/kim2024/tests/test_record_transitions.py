@@ -82,13 +82,6 @@ def test_a_record_has_the_numbers_of_the_heads(tmp_path):
             np.testing.assert_array_equal(text.transitions.scores[index, slot], expected)
 
 
-def test_heads_may_give_fewer_candidates_than_a_record_asks_for(tmp_path):
-    recording = from_disk(tmp_path, PairHeads(), top_k=9)
-    assert recording.top_k == TOP_K
-    with pytest.raises(ValueError, match=rf"top_k is 9; expected 1\.\.{TOP_K}"):
-        recording.replay(STRATEGIES["tree_0gram"], Rescorers(), replace(OPTIONS, top_k=9))
-
-
 def test_lattices_without_transitions_keep_their_normalization(tmp_path):
     class LocalHeads(PairHeads):
         def read_states(self, states: Any) -> LatticeInput:
@@ -111,10 +104,3 @@ def test_statistics_of_trees_use_the_transitions(tmp_path):
     plain = Recording(replace(text, transitions=None) for text in recording.texts)
     other = measure_calibration(plain, Rescorers(), OPTIONS, replayed, bins=2)
     assert other["bins"] != result["bins"]
-
-
-def test_texts_of_different_heads_are_refused(tmp_path):
-    recording = from_disk(tmp_path, PairHeads(unary="included"))
-    plain = replace(recording.texts[0], transitions=None)
-    with pytest.raises(ValueError, match="texts with and without transition scores"):
-        Recording([plain, recording.texts[1]])

@@ -30,7 +30,6 @@ from lattice_bpd_kim2024.demo import library_text as corpora
 from lattice_bpd_kim2024.demo import quick
 from lattice_bpd_kim2024.demo import recipe as recipes
 from lattice_bpd_kim2024.demo.library_tasks import (
-    LIBRARY_TASKS,
     QUICK_TASKS,
     library_domain,
     library_passages,
@@ -39,7 +38,6 @@ from lattice_bpd_kim2024.demo.library_text import Corpus
 from lattice_bpd_kim2024.demo.training import train_demo_model
 from lattice_bpd_kim2024.lab.lab import HELD_OUT, split_texts
 from lattice_bpd_kim2024.record.files import read_record
-from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.replay import Recording
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
@@ -89,10 +87,9 @@ def record_arguments(folder: Path, out: Path, *more: str) -> list[str]:
 
 def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
     out = tmp_path / "run"
-    assert main(record_arguments(folder, out, "--texts-per-shard", "5")) == 0
-    printed = capsys.readouterr().out
-    assert f"{SENTENCES} texts, {12 * SENTENCES} steps, 4 slots x 8" in printed
-    assert main(record_arguments(folder, out, "--texts-per-shard", "5")) == 0  # nothing to do
+    for _ in range(2):  # the second time nothing is to do
+        assert main(record_arguments(folder, out, "--texts-per-shard", "5")) == 0
+        assert f"{SENTENCES} texts, {12 * SENTENCES} steps, 4 slots x 8" in capsys.readouterr().out
     table = tmp_path / "sweep.csv"
     arguments = [
         "replay", str(out), "--lm", f"two={folder / '2gram.lm'}", "--lm", str(folder / "3gram.lm"),
@@ -100,9 +97,6 @@ def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
         "--num-drafts", "3", "--csv", str(table),
     ]  # fmt: skip
     assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "steps/s" in printed
-    assert "┃ block_efficiency ┃" in printed  # whole, though it is no terminal
     rows = read_csv(table)
     assert [row["strategy"] for row in rows] == ["bpd"] + ["oracle"] * 2 + ["p_best_ngram"] * 8
     assert {row["lm"] for row in rows if row["strategy"] == "p_best_ngram"} == {"two", "3gram"}
@@ -114,86 +108,6 @@ def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
         *[("neural", "small", "")] * 2,
         *(("mixture", f"small + {w} two", "two") for w in ("0.25", "0.5", "1") for _ in range(2)),
     ]
-    assert main([*neural, "--limit", "2"]) == 0  # all that can run
-    assert {"neural", "bpd"} <= {row["strategy"] for row in read_csv(table)}
-    assert "mixture" not in table.read_text()
-    assert main(["replay", str(out), "--limit", "3", "--strategies", "prompt_lookup"]) == 0
-    assert "prompt_lookup" in capsys.readouterr().out
-    assert main(["replay", str(out), "--csv", str(tmp_path / "no" / "x.csv")]) == 2
-    printed = capsys.readouterr()
-    assert "there is no folder" in printed.err
-    assert "replaying" not in printed.out
-
-
-@pytest.mark.parametrize(
-    ("kinds", "names"),
-    [
-        (["", ""], {"jsonl": 2}),
-        (["qa", "qa"], {"jsonl/qa": 2}),
-        (["qa", "", "sum/1", "qa"], {"jsonl/qa": 2, "jsonl (no category)": 1, "jsonl/sum/1": 1}),
-    ],
-)
-def test_replay_names_rows_by_category(tmp_path, kinds, names):
-    out, table = tmp_path / "run", tmp_path / "rows.csv"
-    prompts = [Prompt([3, 8, 13 + n], kind=kind) for n, kind in enumerate(kinds)]
-    options = RecordOptions(top_k=8, max_new_tokens=6)
-    write_record(out, model_of("trained"), prompts, options, task="jsonl")
-    assert main(["replay", str(out), "--strategies", "greedy", "--csv", str(table)]) == 0
-    # greedy: six tokens, each a call of its own
-    calls = {row["task"]: int(row["target_calls"]) / 6 for row in read_csv(table)}
-    assert calls == names
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--strategies", "treee"], "unknown strategy 'treee'; did you mean 'tree'?"),
-        (["--strategies", "tree"], "strategy tree needs an n-gram LM; give --lm FILE"),
-        (["--top-k", "9"], "top_k is 9; expected 1..8, the candidates that were recorded"),
-        (["--top-k", "two"], "--top-k is 'two'; expected whole numbers between commas"),
-        (["--limit", "0"], "--limit is 0; expected 1 or more"),
-        (["--lm", "none.lm"], "none.lm"),
-        (["--strategies", "neural"], "strategy neural needs a rescorer; give --rescorer DIR"),
-        (["--rescorer", "nowhere"], "nowhere: no such folder; expected the folder of a causal"),
-        (["--rescorer", "a=x", "--rescorer", "a=y"], "--rescorer: a twice; name one of them"),
-    ],
-)
-def test_replay_says_what_is_wrong(folder, tmp_path_factory, capsys, arguments, message):
-    out = tmp_path_factory.getbasetemp() / "lab-record"
-    if not out.exists():
-        assert main(record_arguments(folder, out)) == 0
-    capsys.readouterr()
-    assert main(["replay", str(out), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_replay_refuses_an_lm_of_another_vocabulary_and_a_folder_without_record(
-    folder, tmp_path, capsys
-):
-    out = tmp_path / "run"
-    assert main(record_arguments(folder, out, "--limit", "3")) == 0
-    NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
-    assert main(["replay", str(out), "--lm", str(tmp_path / "other.lm")]) == 2
-    assert "has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
-    assert main(["replay", str(out), "--rescorer", str(folder / "other")]) == 2
-    assert "--rescorer other has a vocabulary of 5, the record one" in capsys.readouterr().err
-    assert main(["replay", str(tmp_path)]) == 2
-    assert "expected the output folder of lattice-bpd record" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--task", "jsnl"], "unknown task 'jsnl'; did you mean 'jsonl'?"),
-        (["--top-k", "65"], "top_k is 65; expected 1..64"),
-        (["--field", "text"], "line 1: no field 'text'"),
-        (["--model", "nowhere"], "nowhere"),
-        (["--limit", "0"], "limit is 0; expected 1 or more"),
-    ],
-)
-def test_record_says_what_is_wrong(folder, tmp_path, capsys, arguments, message):
-    assert main(record_arguments(folder, tmp_path / "run", *arguments)) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
@@ -209,20 +123,8 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         "--accept", "top_k:9", "--accept", "top_k:1", "--accept-texts", "2",
     ]  # fmt: skip
     assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "4-best 2-gram BPD" in printed
     results = json.loads((out / "results.json").read_text())
-    assert (results["format"], results["version"]) == ("lattice-bpd results", 2)
     assert list(results["tasks"]) == ["jsonl", "cnndm"]
-    assert results["lms"]["two"] == {
-        "file": str(folder / "2gram.lm"), "order": 2,
-        "num_ngrams": results["lms"]["two"]["num_ngrams"],
-    }  # fmt: skip
-    parameters = sum(weight.numel() for weight in model_of("trained").base.parameters())
-    folder_of = str(folder / "rescorer")
-    assert results["scorers"] == {
-        name: {"file": folder_of, "num_parameters": parameters} for name in ("small", "same")
-    }
     costs = {line["strategy"]: line for line in results["costs"]}
     with_rescorer = costs["neural"]["parameter_gb"] * costs["neural"]["mean_block_efficiency"]
     assert with_rescorer == pytest.approx(3.0 + 0.122)  # a call reads the target and the rescorer
@@ -235,15 +137,10 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
         for line in lines.values():
             calls = sum(line["accept_histogram"])
             assert calls + task["texts"] == line["target_calls"] == sum(line["calls_by_text"])
-        curve = [p for p in task["by_num_drafts"] if p["strategy"] == "p_best_ngram"]
-        assert [point["num_drafts"] for point in curve] == [1, 2, 4, 8, 16]
-        assert {point["num_heads"] for point in task["by_heads"]} == {3, 5}
-        assert {point.get("lm") for point in task["by_lm"]} == {"two", "three", None}
         neural = [point for point in task["by_lm"] if point["strategy"] == "neural"]
         assert [point["scorer"] for point in neural] == ["small", "same"]
         assert neural[0]["block_efficiency"] == neural[1]["block_efficiency"]
         assert neural[0]["block_efficiency"] == lines["neural"]["block_efficiency"]
-        assert {"neural", "mixture", "ngram_1best"} == set(task["wins_and_losses"])
         relative = {row["strategy"]: row for row in task["relative_to_bpd"]}
         gain = lines["neural"]["block_efficiency"] / lines["bpd"]["block_efficiency"] - 1.0
         assert relative["neural"]["block_efficiency"] == pytest.approx(gain)
@@ -259,51 +156,11 @@ def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
     assert results["tasks"]["jsonl"]["acceptance"][0]["quality"] is None
     assert all(line["quality"] >= 0.0 for line in results["tasks"]["cnndm"]["acceptance"])
     tables = {path.name for path in out.glob("*.csv")}
-    assert {
-        "table_1_tasks.csv", "table_3_repetition.csv", "table_4_strategies.csv", "table_5_wins.csv",
-        "table_7_9_lms.csv", "table_8_weights.csv", "table_11_costs.csv", "figure_2_relative.csv",
-    } <= tables  # fmt: skip
-    for name in ("table_3_repetition", "table_5_wins"):
-        assert {"neural", "mixture", "ngram_1best"} <= {
-            row["strategy"] for row in read_csv(out / f"{name}.csv")
-        }
-    for name in ("table_4_strategies", "table_8_weights", "table_11_costs"):
-        assert {"neural", "mixture"} <= {row["strategy"] for row in read_csv(out / f"{name}.csv")}
+    assert {"table_1_tasks.csv", "table_5_wins.csv", "figure_2_relative.csv"} <= tables
     assert len(read_csv(out / "acceptance_rules.csv")) == 6
     assert {path.stem for path in out.glob("*.tex")} == {path.stem for path in out.glob("*.csv")}
     main_rows = read_csv(out / "table_4_strategies.csv")
     assert len(main_rows) == 2 * len(results["tasks"]["jsonl"]["strategies"])
-    assert main(["replay", str(out), "--strategies", "bpd"]) == 0  # the run has its records
-    assert "cnndm" in capsys.readouterr().out
-
-
-def test_lambada_has_the_perplexity_of_whole_passages(folder, tmp_path, capsys):
-    """exp of the mean loss of all tokens but the first of each passage, its last word included."""
-    rng = np.random.default_rng(3)
-    passages = [rng.integers(0, VOCAB, size=size).tolist() for size in (5, 9, 7, 6)]
-    rows = [
-        {"context": " ".join(f"t{i}" for i in ids[:-1]), "continuation": f"t{ids[-1]}"}
-        for ids in passages
-    ]
-    data = tmp_path / "lambada.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
-    arguments = [
-        "evaluate", "--out", str(tmp_path / "run"), "--model", str(folder / "model"),
-        "--task", "lambada", "--data", str(data), "--max-new-tokens", "6", "--top-k", "4",
-        "--strategies", "bpd", "--live", "0",
-    ]  # fmt: skip
-    assert main(arguments) == 0
-    losses: list[float] = []
-    for ids in passages:
-        with torch.inference_mode():
-            logits = model_of("trained").base(input_ids=torch.tensor([ids])).logits[0]
-        chances = logits.log_softmax(dim=-1)
-        losses += [-float(chances[at, token]) for at, token in enumerate(ids[1:])]
-    expected = np.exp(np.mean(losses))
-    (row,) = read_csv(tmp_path / "run" / "table_1_tasks.csv")
-    assert (row["task"], row["metric"]) == ("lambada", "perplexity")
-    assert float(row["performance"]) == pytest.approx(expected, rel=1e-4)
-    assert f"perplexity {expected:.2f}" in capsys.readouterr().out
 
 
 def evaluate_arguments(folder: Path, out: Path, *more: str) -> list[str]:
@@ -333,10 +190,7 @@ def test_each_task_has_the_lm_and_the_rescorer_of_its_own_domain(folder, tmp_pat
     )  # fmt: skip
     assert main(arguments) == 0
     results = json.loads((out / "results.json").read_text())
-    assert (set(results["lms"]), set(results["scorers"])) == ({"general"}, {"general"})
     for name, task in results["tasks"].items():
-        assert task["domain_lms"]["in-domain"]["file"] == str(lms[name])
-        assert task["domain_scorers"]["in-domain"]["file"] == str(scorers[name])
         recorded = Recording(read_record(out / "record" / name).texts)
         reported = recorded.select(split_texts(len(recorded.texts), HELD_OUT, 0)[1])
 
@@ -357,50 +211,40 @@ def test_each_task_has_the_lm_and_the_rescorer_of_its_own_domain(folder, tmp_pat
         assert row["block_efficiency"] == neural[scorers[name]].block_efficiency
         row = rows["ngram_1best", "in-domain", None]
         assert row["block_efficiency"] == ngram[lms[name]].block_efficiency
-    table = read_csv(out / "table_7_9_lms.csv")
-    assert [row["task"] for row in table if row["scorer"] == "in-domain"] == ["jsonl", "cnndm"]
-    assert main(["report", str(out), "--steps", "1"]) == 0
-    page = (out / "report.html").read_text()
-    assert all(f"in-domain ({task})" in page for task in lms)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "arguments", "message"),
     [
-        (["--domain-lm", "xsum=2gram.lm"], "xsum is not one of the tasks jsonl, cnndm; expected"),
-        (["--domain-rescorer", "rescorer"], "expected --domain-rescorer TASK=PATH"),
-        (["--domain-rescorer", "jsonl=rescorer"], "--domain-rescorer without --rescorer; give"),
-        (["--lm", "in-domain=2gram.lm", "--domain-lm", "jsonl=2gram.lm"], "choose another"),
-        (["--rescorer", "rescorer", "--domain-rescorer", "jsonl=other"],
-         "--domain-rescorer jsonl has a vocabulary of 5, the model one of 48"),
-        (["--domain-lm", "jsonl=2gram.lm", "--domain-lm", "jsonl=3gram.lm"], "jsonl twice"),
-    ],
-)  # fmt: skip
-def test_domain_options_say_what_is_wrong(
-    folder, tmp_path, monkeypatch, capsys, arguments, message
-):
-    monkeypatch.chdir(folder)
-    assert main(evaluate_arguments(folder, tmp_path / "run", *arguments)) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "expected --quick, or --model DIR with --task NAME and --data FILE"),
-        (["--quick", "--task", "squad"], "--quick brings heads, LMs and tasks of its own"),
-        (["--quick", "--domain-lm", "a=b"], "remove --task, --data, --lm, --domain-lm and"),
-        (["--model", "m", "--task", "squad"], "1 --task and 0 --data; expected a file for each"),
-        (["--quick", "--live", "-1"], "--live is -1; expected 0 or more"),
-        (["--quick", "--speed", "-1"], "--speed is -1; expected 0 or more"),
-        (["--quick", "--model", "nowhere"], "nowhere has no demo.json; expected the folder of"),
-        (["--quick", "--model", "m"], "for another model leave out --quick and give --task and"),
-        (["--quick", "--accept", "top_k:0"], "TopKMatch: k is 0; expected 1 or more"),
-        (["--quick", "--num-drafts", "0"], "--num-drafts is 0; expected 1 or more"),
+        ("record", "--task jsnl", "unknown task 'jsnl'; did you mean 'jsonl'?"),
+        ("record", "--field text", "line 1: no field 'text'"),
+        ("replay", "--strategies treee", "unknown strategy 'treee'; did you mean 'tree'?"),
+        ("replay", "--strategies tree", "strategy tree needs an n-gram LM; give --lm FILE"),
+        ("replay", "--strategies neural", "needs a rescorer; give --rescorer DIR"),
+        ("replay", "--rescorer other", "other has a vocabulary of 5, the record one of 48"),
+        ("replay", "--csv no/x.csv", "there is no folder"),
+        ("replay", "--top-k 9", "top_k is 9; expected 1..8, the candidates that were recorded"),
+        ("evaluate", "--domain-lm xsum=2gram.lm", "xsum is not one of the tasks jsonl, cnndm"),
+        ("evaluate", "--domain-rescorer jsonl=rescorer", "--domain-rescorer without --rescorer"),
+        ("quick", "", "expected --quick, or --model DIR with --task NAME and --data FILE"),
+        ("quick", "--quick --domain-lm a=b", "remove --task, --data, --lm, --domain-lm and"),
+        ("quick", "--model m --task squad", "1 --task and 0 --data; expected a file for each"),
+        ("quick", "--quick --live -1", "--live is -1; expected 0 or more"),
+        ("quick", "--quick --model nowhere", "nowhere has no demo.json; expected the folder of"),
     ],
 )
-def test_replay_evaluate_says_what_is_wrong(tmp_path, capsys, arguments, message):
-    assert main(["evaluate", "--out", str(tmp_path), *arguments]) == 2
+def test_commands_say_what_is_wrong(
+    folder, tmp_path, monkeypatch, capsys, command, arguments, message
+):
+    monkeypatch.chdir(folder)
+    out = tmp_path / "run"
+    if command == "replay":
+        assert main(record_arguments(folder, out, "--limit", "3")) == 0
+    words = {
+        "record": record_arguments(folder, out), "replay": ["replay", str(out)],
+        "evaluate": evaluate_arguments(folder, out), "quick": ["evaluate", "--out", str(out)],
+    }[command]  # fmt: skip
+    assert main([*words, *arguments.split()]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -454,14 +298,10 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         assert {"prompt_lookup", "tree", "oracle", "neural", "mixture"} <= {
             line["name"] for line in task["strategies"]
         }
-        assert task["performance"]["metric"] == "perplexity"
-        assert {"bpd", "2gram_1best", "neural", "mixture"} <= set(task["repetition"])
         domains = {row.get("lm") for row in task["by_lm"]} - {*results["lms"], None}
         assert domains == {
             "in-domain", "in-domain Katz", "in-domain Katz + general unigrams"
         }  # fmt: skip
-        neural = [row["scorer"] for row in task["by_lm"] if row["strategy"] == "neural"]
-        assert neural == ["rescorer", "in-domain"]
         passages = library_passages(
             name, corpus.test, demo.tokenizer, count=6, length=16, room=12, seed=0
         )
@@ -477,8 +317,6 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         ]  # fmt: skip
         assert speed["greedy"]["relative_speed"] == 1.0
         assert all(line["lossless"] and line["texts"] == 2 for line in speed.values())
-        ratio = speed["tree"]["tokens_per_second"] / speed["greedy"]["tokens_per_second"]
-        assert speed["tree"]["relative_speed"] == pytest.approx(ratio)
     folders = {
         name: task["domain_scorers"]["in-domain"]["file"] for name, task in results["tasks"].items()
     }
@@ -491,26 +329,6 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
         for key, tensor in tensors.items():
             torch.testing.assert_close(tensor, expected.state_dict()[key])
         assert any(not torch.equal(tensor, initial[key]) for key, tensor in tensors.items())
-    assert (records / "functions" / "manifest.json").is_file()
-    printed = capsys.readouterr().out
-    assert "decoded live" in printed
-    assert "mixture (size at run time)" in printed
-    assert "human text in loops" in printed
-
-
-def test_tasks_of_the_library_begin_as_documented(folder):
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
-    texts = [PIECE.format(n=n) for n in range(3)]
-    for name in LIBRARY_TASKS:
-        passages = library_passages(name, texts, tokenizer, count=2, length=5, room=4, seed=0)
-        assert len(passages) == 2
-        assert all(1 <= len(prompt.token_ids) <= 5 for prompt, _ in passages)
-        assert all(1 <= len(after) <= 4 for _, after in passages)
-    assert all(text.startswith('    """') for text in library_domain("functions", texts))
-    assert library_domain("docstrings", texts)[0].startswith("Doubles.")
-    assert library_domain("returns", texts)[0].startswith(" value + value")
-    assert library_domain("comments", texts)[0].startswith(" a comment")
-    assert library_domain("classes", texts)[0].startswith('    """Keeps.')
 
 
 def test_a_library_prompt_ends_where_its_continuation_begins(folder):

@@ -17,20 +17,15 @@ from blockwise_models import VOCAB, looping_text, model_of, plain_greedy, random
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode
 from lattice_bpd.decode.drafters import NeuralScorer
-from lattice_bpd.draft import MixtureScorer, NGramScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd_kim2024.evaluate import Recording, record
 from lattice_bpd_kim2024.lab.lab import Lab, LabOptions
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.scorers import (
-    _scores_along,
-    make_mixtures,
     make_scorers,
-    parts_of,
-    read_with,
 )
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
-from lattice_bpd_kim2024.replay.sweep import Point, make_grid
+from lattice_bpd_kim2024.replay.sweep import Point
 from lattice_bpd_kim2024.small_models import build_rescorer
 
 NEW_TOKENS = 19
@@ -187,60 +182,6 @@ def test_a_rescorer_with_fewer_positions_replays_its_failures():
         options = DraftConfig(top_k=5, alpha=2.0)
         check_replay(read, "neural", Rescorers(scorer=scorer), options, failing)
     assert sum(failures) > 3
-
-
-def test_scores_survive_cuts_of_slots_and_candidates():
-    scorer = NeuralScorer(rescorer())
-    read = recorded().read_with({"small": scorer})
-    few = Recording(text.cut(2, 4) for text in read.texts)
-    np.testing.assert_array_equal(few.rescored[scorer], read.rescored[scorer][:, :2, :4])
-    again = Recording(text.cut(2, 4) for text in recorded().texts).read_with({"small": scorer})
-    np.testing.assert_allclose(again.rescored[scorer], few.rescored[scorer], atol=1e-5)
-    part = read.select([2])
-    np.testing.assert_array_equal(
-        part.rescored[scorer], read.rescored[scorer][int(read.starts[2]) :]
-    )
-
-
-def test_mixtures_are_named_by_their_parts_and_add_their_scores():
-    neural, lm = NeuralScorer(rescorer()), ngram()
-    scorers = make_scorers({"small": neural, "other": neural}, {"3gram": lm, "2gram": lm}, (0.5,))
-    assert list(scorers["neural"]) == ["small", "other"]
-    assert list(scorers["mixture"]) == ["small + 0.5 3gram"]
-    (mixture,) = scorers["mixture"].values()
-    assert isinstance(mixture, MixtureScorer)
-    ngram_scorer, count = NGramScorer(lm), []
-    read = Recording(read_with(recorded().texts, {"m": mixture}, lambda: count.append(1)))
-    assert list(read.rescored) == mixture.scorers
-    assert len(count) == 2 * len(PROMPTS)
-    both = Recording(
-        read_with(read.texts, {"n": neural, "g": ngram_scorer}, lambda: count.append(1))
-    )
-    assert len(count) == 3 * len(PROMPTS)  # the rescorer does not read a text twice
-    for _, batch in both.batches(np.arange(len(both))):
-        rows = np.arange(len(batch.wanted))
-        np.testing.assert_array_equal(
-            _scores_along(batch, mixture, rows, 6),
-            batch.rescored[neural] + 0.5 * batch.rescored[ngram_scorer],
-        )
-    assert make_scorers({"small": neural}, {})["mixture"] == {}
-    every = make_mixtures({"a": neural, "b": neural}, {"3gram": lm, "2gram": lm}, (0.25, 1.0))
-    assert list(every) == [
-        f"{a} + {w} {b}" for a in "ab" for b in ("3gram", "2gram") for w in ("0.25", "1")
-    ]
-    assert len({part for one in every.values() for part, _ in parts_of(one)}) == 3
-    grid = make_grid([STRATEGIES["neural"], STRATEGIES["mixture"]], {"alpha": [1.0, 2.0]},
-                     ["3gram", "2gram"], scorers)  # fmt: skip
-    assert [(point.scorer, point.lm, point.options.alpha) for point in grid] == [
-        ("small", "", 1.0), ("small", "", 2.0), ("other", "", 1.0), ("other", "", 2.0),
-        ("small + 0.5 3gram", "3gram", 1.0), ("small + 0.5 3gram", "3gram", 2.0),
-    ]  # fmt: skip
-
-
-def test_a_rescorer_of_a_smaller_vocabulary_is_refused():
-    small = build_rescorer("tiny", 5, hidden_size=8, num_layers=1)
-    with pytest.raises(ValueError, match="rescorer x: has a vocabulary of 5, the record has token"):
-        recorded().read_with({"x": NeuralScorer(small)})
 
 
 def test_lab_tunes_alpha_of_each_scorer_on_held_out_texts():

@@ -6,8 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -23,13 +21,6 @@ import tokenizers
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd_kim2024.report.charts import (
-    Series,
-    Span,
-    as_file,
-    draw_lines,
-    draw_spans,
-)
 from lattice_bpd_kim2024.report.page import paper_efficiency, paper_gain
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
@@ -125,18 +116,6 @@ def test_report_is_one_whole_page(run, capsys):
     assert "paper 1.13" in parser.data  # XSUM's BPD, table 1
     assert "paper 1.26, +11.5%" in parser.data  # its 16-best 4-gram, table 4
     assert "paper 1.23, +8.8%" in parser.data  # its neural rescoring with 61 M parameters
-    for title in (
-        "figure 2",
-        "figure 3b",
-        "figure 3)",
-        "figure 6",
-        "figure 7",
-        "calibration",
-        "accepted lengths",
-    ):
-        assert title in parser.data
-    assert 'name="viewport"' in page
-    assert "prefers-color-scheme: dark" in page
 
 
 def test_report_embeds_steps_that_agree_with_the_record(run):
@@ -168,7 +147,7 @@ def test_report_escapes_what_comes_from_files(run):
     assert embedded(page)["steps"][0]["name"].startswith("<u>")
 
 
-def test_report_without_lattices_lm_or_tokenizer(run, tmp_path, capsys):
+def test_report_without_lattices_lm_or_tokenizer(run, tmp_path):
     assert "<script" not in page_of(run, "--steps", "0")
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
@@ -184,7 +163,6 @@ def test_report_without_lattices_lm_or_tokenizer(run, tmp_path, capsys):
     assert "gone is not there; give --rescorer" in page
     assert set(embedded(page)["labels"]) == {"bpd", "p_best_0gram", "tree_0gram"}
     assert "Tokens are shown as ids" in page
-    assert "give it by --lm FILE" in capsys.readouterr().out
     shutil.rmtree(copy / "record")
     assert "No lattices" in page_of(copy)
 
@@ -193,9 +171,7 @@ def test_report_without_lattices_lm_or_tokenizer(run, tmp_path, capsys):
     ("change", "message"),
     [
         (lambda r: r.clear(), "not the results of an evaluation"),
-        (lambda r: r.update(version=9), "format and version are"),
         (lambda r: r["tasks"]["xsum"].pop("entropies"), "'entropies' is missing"),
-        (lambda r: r["tasks"]["xsum"].pop("tuned"), "'tuned' is missing"),
     ],
 )
 def test_report_says_what_is_wrong_with_results(run, tmp_path, capsys, change, message):
@@ -207,16 +183,6 @@ def test_report_says_what_is_wrong_with_results(run, tmp_path, capsys, change, m
     assert main(["report", str(copy), "-o", str(copy / "new.html")]) == 2
     assert message in capsys.readouterr().err
     assert not (copy / "new.html").exists()
-
-
-def test_report_says_what_is_wrong_with_options(run, tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    assert "expected the output folder of lattice-bpd evaluate" in capsys.readouterr().err
-    assert main(["report", str(run), "--steps", "-1"]) == 2
-    assert "--steps is -1; expected 0 or more" in capsys.readouterr().err
-    NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
-    assert main(["report", str(run), "--lm", str(tmp_path / "other.lm")]) == 2
-    assert "has a vocabulary of 5, the record of jsonl one of 48" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found: apt-get install chromium")
@@ -237,27 +203,6 @@ def test_report_draws_the_step_of_its_address(run):
         assert 'class="drafted' in match[2]
         assert "&lt;/script&gt;&lt;i&gt;" in match[2]
     assert drawn[0] != drawn[3]
-
-
-def test_report_charts_hold_hostile_names_and_few_values():
-    chart = draw_lines([Series("<b>", [(1, 2)], [(1, 2)])], title="a & b", x_label="", y_label="")
-    assert "&lt;b&gt;" in chart
-    assert "a &amp; b" in chart
-    assert "nan" not in draw_lines([], title="", x_label="", y_label="")
-    spans = draw_spans([Span("one", 2.0, 2.0, 2.0)], title="t", x_label="x")
-    assert "one: 2.000 (2.000 to 2.000)" in spans
-    assert draw_spans([], title="t", x_label="x").endswith("</svg>")
-
-    for element in (chart, spans):
-        ElementTree.fromstring(element)  # well-formed
-    assert as_file(chart).startswith('<svg xmlns="')
-
-
-def test_report_names_the_extra_that_it_needs(run, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert main(["report", str(run), "--steps", "0", "-o", str(run / "none.html")]) != 0
-    assert "pip install lattice-bpd-kim2024" in capsys.readouterr().err
-    assert not (run / "none.html").exists()
 
 
 PAPER_PERCENTAGES = {

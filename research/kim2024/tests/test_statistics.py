@@ -21,21 +21,14 @@ from lattice_bpd_kim2024.statistics import (
     FirstDrafts,
     accept_histogram,
     acceptance_by_slot,
-    argmax_drafts,
     compare_drafts,
     correlate,
-    count_looping,
-    first_drafts,
     fit_line,
-    gains_by_loops,
     h_max,
-    looping_shares,
     measure_calibration,
     measure_entropies,
     measure_repetition,
 )
-
-OPTIONS = DraftConfig(top_k=6, num_drafts=4, max_nodes=40, alpha=0.4)
 
 
 def replayed(tokens, calls, steps=()) -> Replayed:
@@ -62,8 +55,6 @@ def test_statistics_repetition_counts_neighbours_and_runs():
     drafts = FirstDrafts(np.array([[7, 7, 7, 2], [1, 2, -1, -1]], np.int32), np.zeros(2, np.int64))
     result = measure_repetition(drafts)
     assert result == {"consecutive": 2 / 4, "longest_run": (3 + 1) / 2, "drafts": 2}
-    none = measure_repetition(FirstDrafts(np.zeros((0, 3), np.int32), np.zeros(0)))
-    assert none == {"consecutive": 0.0, "longest_run": 0.0, "drafts": 0}
 
 
 def test_statistics_wins_and_losses_count_repairs():
@@ -89,15 +80,6 @@ def test_statistics_wins_and_losses_count_repairs():
     }  # fmt: skip
 
 
-def test_statistics_first_drafts_are_accepted_as_replay_says():
-    strategy, known = STRATEGIES["ngram_1best"], recording()
-    drafts = first_drafts(known, strategy, rescorers(), OPTIONS)
-    positions = np.flatnonzero(known.slots > 0)
-    accepted, _ = known.draft(strategy, rescorers(), OPTIONS, positions)
-    assert drafts.accepted.tolist() == accepted.tolist()
-    assert measure_repetition(argmax_drafts(known, OPTIONS))["drafts"] == len(positions)
-
-
 def test_statistics_entropies_and_h_max():
     assert [h_max(m) for m in ([1, 2, 3, 2], [2, 1], [1.0], [1, 1, 1])] == [3, 1, 1, 3]
     result = measure_entropies(recording(), bins=7)
@@ -115,11 +97,6 @@ def test_statistics_correlation():
     with pytest.raises(ValueError, match="expected as many"):
         correlate([1], [])
     assert fit_line([1, 2, 4], [3.0, 5.0, 9.0]) == pytest.approx((2.0, 1.0))
-    # Least squares by the normal equations.
-    xs, ys = np.array([8.0, 3.0, 5.0, 6.0]), np.array([3.1, 1.1, 1.9, 1.7])
-    slope = ((xs - xs.mean()) * (ys - ys.mean())).sum() / ((xs - xs.mean()) ** 2).sum()
-    assert fit_line(xs, ys) == pytest.approx((slope, ys.mean() - slope * xs.mean()))
-    assert fit_line([1, 1, 1], [2, 4, 5]) is None
 
 
 def test_statistics_acceptance_by_length_and_slot():
@@ -132,18 +109,6 @@ def test_statistics_acceptance_by_length_and_slot():
         {"slot": 1, "calls": 3, "accepted": 1 / 3, "accepted_if_reached": 1 / 2},
     ]
     assert result.nodes_per_call == 7 / 4
-
-
-def test_statistics_gains_by_share_of_loops():
-    mine, other = replayed([10, 10, 10], [2, 4, 5]), replayed([10, 10, 10], [4, 4, 10])
-    free, half = gains_by_loops([0.0, 0.0, 0.3], mine, other)
-    assert (free["low"], free["high"], free["texts"]) == (0.0, 0.0, 2)
-    assert free["gain"] == pytest.approx(8 / 6 - 1)
-    assert free["block_efficiency"] == pytest.approx(20 / 6)
-    assert (half["low"], half["high"], half["texts"], half["gain"]) == (0.25, 0.5, 1, 1.0)
-    text = recording().texts[0]
-    share = count_looping(text.prompt.tolist(), text.output.tolist()) / len(text.output)
-    assert looping_shares(recording())[0] == share
 
 
 def test_statistics_calibration_is_that_of_all_prefixes():
@@ -180,14 +145,3 @@ def test_statistics_calibration_is_that_of_all_prefixes():
         assert best["prefixes"] == len(top)
         assert best["accepted"] == pytest.approx(np.mean([right for _, right in top]))
     assert 0.0 <= result["error"] <= 1.0
-
-
-def test_statistics_fewer_heads_are_a_cut_recording():
-    whole, cut = recording(), recording().with_slots(1)
-    assert cut.slots.max() == 1
-    result = cut.replay(STRATEGIES["bpd"], Rescorers(), OPTIONS)
-    assert (
-        result.block_efficiency
-        <= whole.replay(STRATEGIES["bpd"], Rescorers(), OPTIONS).block_efficiency
-    )
-    assert result.accepted.max() <= 1

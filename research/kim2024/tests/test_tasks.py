@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -78,12 +75,6 @@ def test_tasks_know_names_kinds_and_limits(tmp_path):
     assert [e.name for e in read_task(TASKS["samsum"], DATA / "samsum.csv", limit=1)] == ["s1"]
     assert len(read_task(TASKS["squad"], DATA / "squad.json")) == 1  # q2 has no answer
     assert [e.prompt for e in read_task(TASKS["text"], DATA / "text.txt")][1] == "Another one."
-    titled = tmp_path / "news.jsonl.gz"
-    titled.write_bytes(gzip.compress(json.dumps({"title": "Hm", "text": "a  b"}).encode()))
-    (example,) = read_task(TASKS["newsroom"], titled)
-    assert example.prompt.endswith("the following article: Hm a  b")
-    (example,) = read_task(TASKS["jsonl"], DATA / "humaneval.jsonl", field="canonical_solution")
-    assert example.prompt == "    return a + b\n"
     with pytest.raises(ValueError, match="task squad has fields of its own"):
         read_task(TASKS["squad"], DATA / "squad.json", field="context")
     with pytest.raises(ValueError, match="limit is 0; expected 1 or more"):
@@ -95,36 +86,17 @@ def test_tasks_know_names_kinds_and_limits(tmp_path):
     [
         ("a.jsonl", '{"question": "q"}', r"a.jsonl, line 1: no field 'context'; its .*'question'"),
         ("a.jsonl", '\n{"question": "q", "context": " "}', "line 2: field 'context' is empty"),
-        ("a.jsonl", '{"question": 3, "context": "c"}', "line 1: field 'question' is empty or no"),
         ("a.jsonl", "{", "line 1: not JSON"),
-        ("a.jsonl", "[1]", "line 1: a JSON list; expected an object"),
-        ("a.jsonl", "\n", "no examples in the file"),
         ("a.json", '{"a":\n?}', r"a.json: not JSON \(.*line 2"),
-        ("a.json", '{"a": 1}', "expected a list of objects"),
         ("a.json", '{"data": [{"paragraphs": [{}]}]}', "article 1: not SQuAD's form"),
         ("a.json", '[{"question": "q"}]', "item 1: no field 'context'"),
         ("a.csv", "question,context\nq\n", "line 2: another number of values"),
-        ("a.csv", 'question,context\n"q,c\n', "damaged CSV"),
     ],
 )
 def test_tasks_name_file_and_line_of_what_is_wrong(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises((FormatError, ValueError), match=message):
         read_task(TASKS["squad"], tmp_path / name)
-
-
-def test_tasks_refuse_bytes_that_are_no_text(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\xff')
-    with pytest.raises(FormatError, match=r"line 2: byte 9 \(0xff\) is not UTF-8"):
-        read_task(TASKS["squad"], tmp_path / "a.jsonl")
-    with pytest.raises(FileNotFoundError):
-        read_task(TASKS["squad"], tmp_path / "none.jsonl")
-
-
-def test_tasks_are_found_by_name_or_the_nearest_is_named():
-    assert find_task("xsum").title == "XSUM"
-    with pytest.raises(ValueError, match="unknown task 'squadv1'; did you mean 'squad'"):
-        find_task("squadv1")
 
 
 def test_tasks_are_judged():
@@ -178,12 +150,6 @@ def test_tasks_read_real_files(shared_data, task, file, count):
     assert all(example.prompt.strip() for example in examples)
     if TASKS[task].metric is not None:
         assert all(example.references for example in examples)
-
-
-def test_tasks_name_the_extra_that_judges(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    with pytest.raises(ImportError, match="pip install lattice-bpd-kim2024"):
-        rouge_l(["a"], [["a"]])
 
 
 def test_chat_templates_are_not_cut_unless_asked(tmp_path):
