@@ -117,6 +117,14 @@ def test_other_formats_are_named_with_a_command(reader, kind, words, tmp_path):
         READERS[reader](path, words)
 
 
+@pytest.mark.parametrize("kind", ["bzip2", "npy", "Git LFS"])
+def test_files_of_token_ids_are_named_likewise(kind, tmp_path):
+    data, name, command = FOREIGN[kind]
+    (tmp_path / "ids.bin").write_bytes(data if len(data) % 2 == 0 else data + b"\n")
+    with pytest.raises(FormatError, match=f"{name}; expected .*{command}"):
+        list(Corpus([tmp_path / "ids.bin"], vocab_size=2**16).batches())
+
+
 @pytest.mark.parametrize(
     ("name", "data", "kind"),
     [

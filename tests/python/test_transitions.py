@@ -217,3 +217,16 @@ def test_bad_input_is_one_clear_error(
     for search in (rescore_lattice, rescore_tree, sample_tree):
         with pytest.raises(kind, match=f"{search.__name__}: .*{message}"):
             search(lattice, [[], []], None)
+
+
+def test_dot_has_an_arc_for_each_pair_of_candidates() -> None:
+    dot = make_lattice().to_dot()
+    arcs = [line.strip() for line in dot.splitlines() if "->" in line]
+    assert arcs == [
+        '0 -> "1.0" [label="2 1.00", style=bold];',
+        '0 -> "1.1" [label="1 0.50"];',
+        '"1.0" -> "2.0" [label="3 1.25", style=bold];',
+        '"1.1" -> "2.0" [label="3 2.25", style=bold];',
+        '"2.0" -> 3 [label="5 4.00", style=bold];',
+        '"2.0" -> 3 [label="4 0.00"];',
+    ]
