@@ -95,3 +95,12 @@ def test_a_large_file_is_flushed_before_the_rename(monkeypatch, tmp_path):
         temporary.write_bytes(b"content")
     assert operations == ["flush", "rename"]
     assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_a_descriptor_that_is_a_file_is_not_replaced(tmp_path):
+    log, link = tmp_path / "log", tmp_path / "stdout"
+    with log.open("w") as file:
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")  # as /dev/stdout
+        inode = os.fstat(file.fileno()).st_ino
+        write_text(link, "text")
+    assert (log.read_text(), log.stat().st_ino, link.is_symlink()) == ("text", inode, True)

@@ -64,15 +64,18 @@ def test_arpa_gives_the_model_back(
 
 
 def test_saving_over_the_file_in_use(rng: np.random.Generator, tmp_path: Path) -> None:
-    path = tmp_path / "a.lm"
-    train(rng, 3, 20).save(path)
+    path, link = tmp_path / "a.lm", tmp_path / "link.lm"
+    link.symlink_to("a.lm")
+    train(rng, 3, 20).save(link)
+    assert link.is_symlink()
     mapped = NGramLM.load(path)
     before = mapped.score(range(20))
     train(rng, 2, 30).save(path)
     mapped.save(tmp_path / "b.lm")
     np.testing.assert_array_equal(mapped.score(range(20)), before)
     np.testing.assert_array_equal(NGramLM.load(tmp_path / "b.lm").score(range(20)), before)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lm", "b.lm"]  # no leftover files
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["a.lm", "b.lm", "link.lm"]  # no leftover files
 
 
 @pytest.fixture(scope="module")
