@@ -234,6 +234,8 @@ class PytestForks:
         status, output = content["status"], content["output"]
         if status < 0:
             return Outcome(_describe_signal(-status), seconds)
+        if mutation and status in (2, 4):  # without it they could be collected
+            return Outcome("collecting the tests", seconds)
         if status not in (0, 1):
             raise MutateError(f"pytest {' '.join(names)}: status {status}:\n{output[-3000:]}")
         return _outcome(status, output, r"^(?:FAILED|ERROR) (\S+)", seconds)
