@@ -17,7 +17,6 @@ from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig, LiLiCorrConfig, SelectorConfig
 from lattice_bpd_drafters.heads import read_slots
 from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout
-from lattice_bpd_vllm.drafting import cut_slots
 from lattice_bpd_vllm.runner_v1 import (
     RunnerStep,
     aux_layers_of,
@@ -264,10 +263,3 @@ def test_runners_are_told_the_layers() -> None:
     assert calls == [True, (1, 3), False]
     with pytest.raises(ImportError, match=r"not supported with vLLM 0\.40\.0"):
         request_aux_states(type("Other", (), {}), "0.40.0")
-
-
-def test_slots_after_the_limit_are_masked() -> None:
-    lattice = LatticeInput(torch.arange(12).view(2, 3, 2), torch.zeros(2, 3, 2))
-    cut = cut_slots(lattice, [3, 1])
-    assert torch.isneginf(cut.scores).any(dim=-1).tolist() == [[False] * 3, [False, True, True]]
-    assert cut_slots(lattice, [3, 4]) is lattice

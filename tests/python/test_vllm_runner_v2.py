@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,7 +18,7 @@ import torch
 from fake_vllm import VOCAB, CandidateSampler, VllmConfig, config_of, continuation
 from lattice_bpd import NGramLM
 from lattice_bpd_vllm import runner_v2, support
-from lattice_bpd_vllm.runner_v2 import MixtureSpeculator, check_seam, finish_before_inputs
+from lattice_bpd_vllm.runner_v2 import MixtureSpeculator, finish_before_inputs
 
 LENGTH, ROWS, POSITIONS = 3, 4, 64
 
@@ -209,16 +208,6 @@ def test_what_is_not_drafted_is_the_last_token() -> None:
     assert speculator.counters.draft_tokens == 0
 
 
-def test_a_dummy_run_drafts_nothing() -> None:
-    speculator = make()[2]
-    found = speculator.propose(
-        SimpleNamespace(num_reqs=2), None, None, None, None, torch.zeros(2), None, None,
-        dummy_run=True,
-    )  # fmt: skip
-    assert found.shape == (2, LENGTH)
-    assert speculator.counters.steps == 0
-
-
 @pytest.mark.parametrize("options", [{"store": ""}, {"draft": "chain", "heads": "."}])
 def test_what_runner_v2_cannot_do_is_refused(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -279,25 +268,6 @@ def test_the_plug_in_replaces_vllm_s_n_grams_where_options_are_given(seam: Any) 
     eagle.speculative_config = SimpleNamespace(method="eagle3", use_ngram=lambda: False)
     for other in (without, eagle):
         assert seam.init_speculator(other, None, None) == "vLLM's own"
-
-
-def test_another_seam_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("vllm.lattice_bpd")
-    fitting = {init_speculator: runner_v2._INIT, Base.propose: runner_v2._PROPOSE}
-    with caplog.at_level(logging.WARNING, logger.name):
-        check_seam(fitting, "0.33.0", logger)
-        assert not caplog.records
-        check_seam(fitting, "0.99.0", logger)
-    assert "0.99.0 was not tested" in caplog.text
-    with pytest.raises(
-        ImportError, match=r"init has the parameters \(config\); expected \(vllm_config"
-    ):
-        check_seam({init: runner_v2._INIT}, "0.99.0", logger)
-    with pytest.raises(ImportError, match="add has the parameters"):
-        check_seam({**fitting, States.add: runner_v2._PROPOSE}, "0.99.0", logger)
-
-
-def init(config: Any) -> None: ...
 
 
 # The term in the walk of DFlash2 and LiLiCorr; test_vllm_walk.py has the walk itself

@@ -123,24 +123,3 @@ def test_a_file_holds_what_memory_holds(tmp_path: Path, rng: np.random.Generator
             ServedTexts(5000, VOCAB, tmp_path / "damaged")
     with pytest.raises(FileNotFoundError, match="is not there; expected one, on the machine"):
         ServedTexts(5000, VOCAB, tmp_path / "none" / "served")
-
-
-def test_a_full_disk_costs_no_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "served"
-    served = ServedTexts(5000, VOCAB, file)
-    served.add("", np.arange(10, dtype=np.int32))
-    served.save()
-    kept = file.read_bytes()
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    served.add("", np.arange(10, dtype=np.int32))
-    with monkeypatch.context() as patched:
-        patched.setattr(np, "savez", fail)
-        with pytest.raises(OSError, match="No space"):
-            served.save()
-    assert file.read_bytes() == kept
-    served.add("", np.arange(10, dtype=np.int32))
-    served.save()
-    assert file.read_bytes() != kept

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from lattice_bpd.decode.drafters.call_costs import SIZES
-from lattice_bpd.decode.drafters.mixture import ROUNDED_UP
 from lattice_bpd_vllm.batch import EngineStep
 
-_OWN_SHARE = 0.005  # time of searches that draft nothing, as a share of the steps' time
-_LONGEST_PAUSE = 64  # steps
-_WORTH = 2.0  # searches do not pause while they gain so many times their own time
-_RETRY = 64  # least number of steps without drafts, after which one is drafted to measure again
-_TRIAL_SHARE = 0.005  # expected loss by either, as a share of the steps' time
-_PLAIN = (4, 64)  # steps with drafts after which one has none, to measure it: fewest, most
-_FIRST_PLAIN = 2  # first steps, without drafts
+_GRID = sorted({0, *(n << shift for n in (1, 3) for shift in range(20))})
+"""Draft tokens of a step, rounded up to: few sizes, since the first step of each is slow."""
+
+_LEAST_GAIN = 0.05  # of the mean speed: nothing is drafted for what errors of estimates hide
+_SHARE = 0.005  # of the time, for searches that draft nothing, and lost by trials of drafts
+_TRIAL = 64  # steps after which the other choice is tried again; fewer at first
 _RECENT, _OLD = 8, 512  # steps of a size that are kept; steps after which they no longer count
-_PRIOR_SLOPE = 0.007  # growth of a step's time for each unit, where no draft was measured
-_FIRST_SLOTS = 16  # first steps, half of them with slots
-_COLD = 8  # of these, which are not counted
-_SLOT_TRIAL = 64  # steps between trials with slots where these do not pay, or without
+_FEW = 3  # steps from which on a low time is no chance
 _RATE = 0.2  # weight of a new gain
 _BUCKETS, _PRIOR, _KEEP = 12, 4.0, 0.995  # of probabilities: number, tokens, weight of the past
-_LEAST_GAIN = 0.05  # of the mean speed: nothing is drafted for what errors of estimates hide
 _FORGET = 0.98  # of the longest draft, for each step: twice as long ones are searched
 
 
@@ -65,10 +57,8 @@ class DraftLengths:
         count = len(step.kept)
         if last is None or count == 0 or not all(step.kept):
             return
-        if not last[0].issuperset(step.names[:count]):
-            return
-        size, batch = sum(step.verified or ()), self._batch(count)
-        batch.add_step(size, now - last[1])
+        if last[0].issuperset(step.names[:count]):
+            self._batch(count).add_step(sum(step.verified or ()), now - last[1])
 
     def finish(self, step: EngineStep, now: float) -> None:
         """Drafts are ready, and the engine's next step begins."""
@@ -102,14 +92,12 @@ class DraftLengths:
             return self._has_slots
         batch = self._batch(count)
         batch.searches += 1
-        if batch.searches <= _FIRST_SLOTS:
-            return batch.searches % 2 == 1
-        is_trial = batch.searches % _SLOT_TRIAL == 0
-        return (batch.gains.get(True, 0.0) >= batch.gains.get(False, 0.0)) != is_trial
+        is_trial = batch.searches % (2 if batch.searches <= _TRIAL // 4 else _TRIAL) == 0
+        return (batch.gains[True] >= batch.gains[False]) != is_trial
 
     def choose(
         self,
-        probs: Sequence[npt.NDArray[np.float64]],
+        probs: Sequence[Sequence[float]],
         count: int,
         own_seconds: float,
         *,
@@ -123,41 +111,43 @@ class DraftLengths:
             own_seconds: time that this step's drafts took.
             with_slots: whether they were drafted with slots.
         """
-        batch = self._batch(count)
-        if batch.num_plain < _FIRST_PLAIN:
-            return [0] * len(probs)
-        flat = np.concatenate([*(np.log1p(one.cumsum()) for one in probs), np.empty(0)])
-        owners = np.repeat(np.arange(len(probs)), [len(one) for one in probs])
-        flat[1:] -= np.where(owners[1:] == owners[:-1], flat[:-1], 0.0)  # what each token adds
-        most = min(len(flat), max(2 * batch.largest, batch.unit, count))
-        # Stable, so that a prefix precedes what extends it.
-        order = np.argsort(-flat, kind="stable")[:most]
-        expected = np.ones(most + 1)
-        expected[1:] = np.exp(flat[order].cumsum() / count)
-        times = batch.times.table
-        rates = expected / (times[batch.units[: most + 1]] + own_seconds)
-        size = int(rates.argmax())
-        batch.add_gain(float(rates[size] * times[0]), with_slots=with_slots)
-        gain = float(rates[size] / rates[0]) - 1.0
-        if gain < _LEAST_GAIN:
-            size = 0
-        often = _PLAIN[0] * (1 + min(batch.num_plain, batch.num_drafts))
-        is_plain = batch.drafted >= min(max(gain / _TRIAL_SHARE, _PLAIN[0]), often, _PLAIN[1])
-        if is_plain:
-            size = 0
-        elif size == 0 and most:
-            retry = min(batch.unit, most)
-            loss = float(rates[0] / rates[retry]) - 1.0
-            batch.is_retry = batch.undrafted > max(min(often, _RETRY), loss / _TRIAL_SHARE)
-            size = retry if batch.is_retry else 0
-        if not is_plain and not with_slots:
-            share = own_seconds / float(times[0])
-            batch.value += _RATE * ((gain if size else 0.0) - batch.value)
-            if size == 0 and batch.value < _WORTH * share:
-                batch.pause = min(int(share / _OWN_SHARE), _LONGEST_PAUSE)
-        lengths = [0] * len(probs)
-        if size:
-            lengths = np.bincount(owners[order[:size]], minlength=len(probs)).tolist()
+        batch, lengths = self._batch(count), [0] * len(probs)
+        if not batch.num_plain:
+            return lengths
+        added = []  # what each token adds to the logarithm of its request's speed
+        for request, prefixes in enumerate(probs):
+            expected, before = 1.0, 0.0
+            for prob in prefixes:
+                expected += prob
+                log = math.log(expected)
+                added.append((before - log, request))
+                before = log
+        added.sort()  # a prefix precedes what extends it, since they add ever less
+        del added[max(2 * batch.largest, count) :]
+        times = batch.times(len(added))
+        plain = times[0] + own_seconds
+        log, size, gains = 0.0, 0, [1.0]
+        for number, (less, _) in enumerate(added, 1):
+            log -= less
+            time = times[bisect_left(_GRID, number)] + own_seconds
+            gains.append(math.exp(log / count) * plain / time)
+        gain = max(gains)
+        if gain >= 1.0 + _LEAST_GAIN:
+            size = gains.index(gain)
+        else:
+            gain = 1.0
+        least = min(count, len(added))
+        trial = gains.index(max(gains[least:]), least)  # the most promising drafts
+        is_trial = bool(added) and batch.is_trial_due(size, gains[trial])
+        mean = batch.gains[with_slots]
+        mean += _RATE * (gain * times[0] / plain - mean)
+        batch.gains[with_slots] = mean
+        if size == 0 and not is_trial and not with_slots and mean < 1.0:
+            batch.pause = min(int(own_seconds / times[0] / _SHARE), _TRIAL)
+        if is_trial:
+            size = 0 if size else trial
+        for _, request in added[:size]:
+            lengths[request] += 1
         batch.longest = max(_FORGET * batch.longest, *lengths, 1.0)
         return lengths
 
@@ -174,13 +164,8 @@ class DraftLengths:
 
         JSON: milliseconds by draft tokens.
         """
-        if 1 not in self._batches:
-            return ""
-        batch = self._batches[1]
-        times = {
-            units // 2 * batch.unit: round(1e3 * seconds, 3)
-            for units, seconds in sorted(batch.times.measured.items())
-        }
+        known = self._batches[1].recent if 1 in self._batches else {}
+        times = {size: round(1e3 * _low(known[size]), 3) for size in sorted(known)}
         return json.dumps(times) if len(times) > 1 else ""
 
     def _batch(self, count: int) -> _Batch:
@@ -188,11 +173,96 @@ class DraftLengths:
         grain = 1 << max(count.bit_length() - 3, 0)
         rounded = -(-count // grain) * grain
         if rounded not in self._batches:
-            unit = -(-2 * rounded * self._num_tokens // SIZES[-1])
-            near = min(self._batches, key=lambda number: abs(number - rounded), default=None)
-            known = None if near is None else self._batches[near]
-            self._batches[rounded] = _Batch(unit, self._num_tokens, known)
+            self._batches[rounded] = _Batch(self._num_tokens)
         return self._batches[rounded]
+
+
+class _Batch:
+    """What is known of the steps of a number of requests.
+
+    Args:
+        num_tokens: draft tokens of a request, at most.
+
+    Attributes:
+        recent: seconds of recent steps by their draft tokens, rounded up.
+        largest: draft tokens of the largest step so far; the next one has at most twice as many, or
+            one for each request.
+        longest: tokens of the longest draft, lately.
+        num_plain: steps without drafts.
+        pause: steps to come without a search.
+        searches: steps with a search.
+        gains: mean expected speed relative to that of plain decoding, own time included, with
+            slots (True) and without.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self.recent: dict[int, deque[float]] = {}
+        self._drafts: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT)
+        self._seen: dict[int, int] = {}
+        self.num_plain = self._num_drafts = self._same = self.pause = self.searches = 0
+        self.largest, self.longest, self._times = 0, float(num_tokens), list[float]()
+        self.gains = {False: 1.0, True: 1.0}
+
+    def add_step(self, size: int, seconds: float) -> None:
+        """Add the time of a step with so many draft tokens."""
+        was_plain = self._seen.get(0) == self.num_plain + self._num_drafts
+        self._same = self._same + 1 if was_plain == (size == 0) else 1
+        self.largest = max(self.largest, size)
+        if size:
+            self._num_drafts += 1
+        else:
+            self.num_plain += 1
+        now = self.num_plain + self._num_drafts
+        rounded = _GRID[bisect_left(_GRID, size)]
+        self.recent.setdefault(rounded, deque(maxlen=_RECENT)).append(seconds)
+        self._seen[rounded] = now
+        if size:
+            self._drafts.append((size, seconds))
+        for old in [one for one, last in self._seen.items() if one and now - last >= _OLD]:
+            del self.recent[old], self._seen[old]
+        self._times = []
+
+    def times(self, size: int) -> list[float]:
+        """Seconds of steps of `_GRID` draft tokens, to `size` or more.
+
+        Of recent steps a low one counts, since interruptions only add time. Sizes of fewer than
+        three steps are on a line of a low slope of recent ones.
+        """
+        count = bisect_left(_GRID, size) + 1
+        if len(self._times) < count:
+            seconds = _low(self.recent[0])
+            slope, known, times = self._slope(seconds), 0, []
+            for one in _GRID[:count]:
+                recent = self.recent.get(one, ())
+                if one and len(recent) >= _FEW:
+                    seconds, known = _low(recent), one
+                times.append(seconds + slope * (one - known))
+            self._times = times
+        return self._times
+
+    def is_trial_due(self, size: int, gain: float) -> bool:
+        """Whether to do the other than to verify `size` draft tokens, to measure it again.
+
+        Args:
+            size: what is best; 0: no drafts.
+            gain: speed with the drafts to try, relative to none.
+        """
+        was_plain = self._seen.get(0) == self.num_plain + self._num_drafts
+        if was_plain != (size == 0):
+            return False
+        often: float = min(4 * (1 + min(self.num_plain, self._num_drafts)), _TRIAL)
+        if size == 0 and self._num_drafts >= _FEW:
+            often = max(often, (1.0 / gain - 1.0) / _SHARE)
+        return self._same >= often
+
+    def _slope(self, plain: float) -> float:
+        """Seconds that a draft token adds to a step of `plain` seconds; 0 before there was one."""
+        slopes = [(seconds - plain) / size for size, seconds in self._drafts]
+        return max(_low(slopes), 0.0) if slopes else 0.0
+
+
+def _low(values: Sequence[float] | deque[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 3]
 
 
 class Calibration:
@@ -202,42 +272,38 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        centers = (np.arange(_BUCKETS) + 0.5) / _BUCKETS
-        self._expected, self._accepted = _PRIOR * centers, _PRIOR * centers
-        self._drafted: dict[str, npt.NDArray[np.float64]] = {}
+        self._expected = [_PRIOR * (n + 0.5) / _BUCKETS for n in range(_BUCKETS)]
+        self._accepted = list(self._expected)
+        self._drafted: dict[str, Sequence[float]] = {}
 
     def observe(self, step: EngineStep) -> None:
         """Learn from the drafts of `note` that the engine verified in this step."""
         drafted, self._drafted = self._drafted, {}
-        known = [
-            (drafted[name], len(kept))
-            for name, kept, count in zip(step.names, step.kept, step.verified or (), strict=False)
-            if kept and name in drafted and len(drafted[name]) == count > 0
-        ]
-        if not known:
-            return
-        probs = np.concatenate([one for one, _ in known])
-        accepted = np.concatenate([np.arange(1, len(one) + 1) < kept for one, kept in known])
-        buckets = _buckets(probs)
-        kept_share = np.where(np.bincount(buckets, minlength=_BUCKETS) > 0, _KEEP, 1.0)
-        expected, found = (np.bincount(buckets, one, _BUCKETS) for one in (probs, accepted))
-        self._expected = kept_share * self._expected + expected
-        self._accepted = kept_share * self._accepted + found
+        for name, kept, count in zip(step.names, step.kept, step.verified or (), strict=False):
+            probs = drafted.get(name, ())
+            if not kept or len(probs) != count:
+                continue
+            for number, prob in enumerate(probs, 1):
+                n = _bucket(prob)
+                self._expected[n] = _KEEP * self._expected[n] + prob
+                self._accepted[n] = _KEEP * self._accepted[n] + (number < len(kept))
 
-    def note(self, drafted: dict[str, npt.NDArray[np.float64]]) -> None:
+    def note(self, drafted: dict[str, Sequence[float]]) -> None:
         """The probabilities of the drafts that the engine verifies next, by name of request."""
         self._drafted = drafted
 
-    def adjust(self, probs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Probabilities (n,) of accepting draft tokens with their whole prefix."""
-        ratios = self._accepted / self._expected
-        adjusted: npt.NDArray[np.float64] = np.minimum(probs * ratios[_buckets(probs)], 1.0)
+    def adjust(self, probs: Sequence[float]) -> list[float]:
+        """Probabilities of a draft's prefixes, which do not increase, by what is accepted."""
+        adjusted, least = [], 1.0
+        for prob in probs:
+            n = _bucket(prob)
+            least = min(least, prob * self._accepted[n] / self._expected[n])
+            adjusted.append(least)
         return adjusted
 
 
-def _buckets(probs: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    buckets: npt.NDArray[np.int64] = np.minimum(probs * _BUCKETS, _BUCKETS - 1).astype(np.int64)
-    return buckets
+def _bucket(prob: float) -> int:
+    return min(int(prob * _BUCKETS), _BUCKETS - 1)
 
 
 class WholeDrafts:
@@ -259,7 +325,7 @@ class WholeDrafts:
         """Never: this is for drafts without heads."""
         return False
 
-    def choose(self, probs: Sequence[npt.NDArray[np.float64]], *_: Any, **__: Any) -> list[int]:
+    def choose(self, probs: Sequence[Sequence[float]], *_: Any, **__: Any) -> list[int]:
         """All of each draft."""
         return [len(one) for one in probs]
 
@@ -270,127 +336,3 @@ class WholeDrafts:
     def describe_costs(self) -> str:
         """Nothing is measured."""
         return ""
-
-
-class _StepTimes:
-    """Seconds of steps by units of draft tokens.
-
-    Of recent steps a low one counts, and none is slower than larger ones, since interruptions only
-    add time. Sizes of fewer than three steps are on the line of a low slope of all recent drafts.
-
-    Args:
-        assumed: times of all units, of another number of requests; what drafts add is used until
-            a step with drafts is measured.
-
-    Attributes:
-        measured: a low one of the recent times of each size.
-    """
-
-    def __init__(self, assumed: npt.NDArray[np.float64] | None = None) -> None:
-        self._assumed, self._steps = assumed, 0
-        self._recent: dict[int, deque[float]] = {}
-        self._drafts: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT)
-        self._last: dict[int, int] = {}
-        self.measured: dict[int, float] = {}
-        self._table: npt.NDArray[np.float64] | None = np.ones(SIZES[-1] + 1)
-
-    def add(self, units: int, seconds: float) -> None:
-        """Add the time of a step."""
-        self._steps += 1
-        recent = self._recent.setdefault(units, deque(maxlen=_RECENT))
-        recent.append(seconds)
-        self.measured[units] = _low(recent)
-        if units:
-            self._drafts.append((units, seconds))
-        self._last[units] = self._steps
-        self.forget(_OLD)
-        if 0 in self.measured:
-            self._table = None
-
-    def forget(self, steps: int) -> None:
-        """Forget drafts of sizes that so many steps did not have."""
-        for units in [n for n, last in self._last.items() if n and self._steps - last >= steps]:
-            del self.measured[units], self._recent[units], self._last[units]
-        if len(self._last) == (0 in self._last):
-            self._drafts.clear()
-
-    @property
-    def table(self) -> npt.NDArray[np.float64]:
-        """Times of 0 .. SIZES[-1] units; made where it is read, which paused steps do not."""
-        if self._table is None:
-            plain, sizes = self.measured[0], np.arange(SIZES[-1] + 1.0)
-            known = sorted(n for n, recent in self._recent.items() if len(recent) > 2 or not n)
-            slopes = [max(seconds - plain, 0.0) / units for units, seconds in self._drafts]
-            slope = _low(slopes) if slopes else _PRIOR_SLOPE * plain
-            table = np.interp(sizes, known, [self.measured[n] for n in known])
-            table = table + slope * np.maximum(sizes - known[-1], 0.0)
-            if self._assumed is not None and not slopes:
-                table = plain - self._assumed[0] + self._assumed
-            self._table = np.minimum.accumulate(table[::-1])[::-1]
-        return self._table
-
-
-def _low(times: Sequence[float] | deque[float]) -> float:
-    return sorted(times)[(len(times) - 1) // 3]
-
-
-class _Batch:
-    """What is known of the steps of a number of requests.
-
-    Args:
-        unit: see below.
-        num_tokens: draft tokens of a request, at most.
-        known: of another number of requests, assumed until it is measured; None: nothing is known.
-
-    Attributes:
-        times: of steps by their draft tokens in `units`.
-        unit: draft tokens of two units.
-        units: for each number of draft tokens what `times` keep it as: few sizes, as in the
-            library's own loop, since the first step of each is slow. 64 at most, and never between
-            0 and 2: a step with drafts is slower than one without, however few they are.
-        largest: draft tokens of the largest step so far; the next one has at most twice as many, or
-            one for each request.
-        longest: tokens of the longest draft, lately.
-        undrafted: steps since the last draft.
-        drafted: steps since the last one without drafts.
-        num_plain: steps without drafts.
-        num_drafts: steps with drafts.
-        is_retry: whether the last draft is verified to measure again.
-        pause: steps to come without a search.
-        searches: steps with a search.
-        value: the gain of lately searched drafts; 0 of those that are not verified.
-        gains: expected tokens per second relative to no drafts, with slots (True) and without.
-    """
-
-    def __init__(self, unit: int, num_tokens: int, known: _Batch | None) -> None:
-        self.unit, self.is_retry = unit, False
-        self.units = 2 * ROUNDED_UP[-(-np.arange(unit * SIZES[-1] // 2 + 1) // unit)]
-        self.undrafted = self.drafted = self.num_plain = self.num_drafts = self.pause = 0
-        self.largest = self.searches = 0
-        self.value = 0.0
-        self.longest, self.gains = float(num_tokens), dict[bool, float]()
-        self.times = _StepTimes()
-        if known is not None:
-            self.largest, self.longest = known.largest, known.longest
-            self.searches, self.gains, self.value = known.searches, dict(known.gains), known.value
-            own = np.arange(SIZES[-1] + 1) * unit / known.unit
-            self.times = _StepTimes(np.interp(own, np.arange(SIZES[-1] + 1), known.times.table))
-
-    def add_step(self, size: int, seconds: float) -> None:
-        """Add the time of a step with so many draft tokens."""
-        self.undrafted = 0 if size else self.undrafted + 1
-        self.drafted = self.drafted + 1 if size else 0
-        self.num_plain += size == 0
-        self.num_drafts += size > 0
-        self.largest = max(self.largest, size)
-        if size and self.is_retry:
-            self.times.forget(_RETRY)
-        self.is_retry = False
-        self.times.add(-(-size // self.unit) * 2, seconds)
-
-    def add_gain(self, gain: float, *, with_slots: bool) -> None:
-        """Add a step's gain to the moving average, but for the first steps, which are slower."""
-        if 0 < self.searches <= _COLD:
-            return
-        before = self.gains.get(with_slots, gain)
-        self.gains[with_slots] = before + _RATE * (gain - before)

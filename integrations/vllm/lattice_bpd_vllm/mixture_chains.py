@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from lattice_bpd import _core
 from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
@@ -103,25 +102,15 @@ class MixtureChains:
             texts, max_lengths, max(max_lengths), True, *candidates,
             threads=self._threads if len(texts) >= _THREADED else 1,
         )  # fmt: skip
-        sizes = [len(tree) - 1 for tree in trees]
-        flat = np.exp(np.concatenate([np.asarray(tree.log_probs, np.float64) for tree in trees]))
-        ends = np.cumsum(sizes)
-        adjusted = self._calibration.adjust(flat)
+        probs = [_probs(tree) for tree in trees]
         lengths = self.lengths.choose(
-            [
-                np.minimum.accumulate(adjusted[end - size : end])
-                for size, end in zip(sizes, ends, strict=True)
-            ],
+            [self._calibration.adjust(one) for one in probs],
             len(step.kept),
             time.perf_counter() - start,
             with_slots=slots is not None,
         )
-        firsts = (ends - sizes).tolist()
         self._calibration.note(
-            {
-                name: flat[first : first + length]
-                for name, first, length in zip(names, firsts, lengths, strict=True)
-            }
+            {name: one[:n] for name, one, n in zip(names, probs, lengths, strict=True)}
         )
         return [tree.token_ids[1 : 1 + n] for tree, n in zip(trees, lengths, strict=True)]
 
@@ -134,3 +123,10 @@ class MixtureChains:
             slots, self._top_k, log_softmax=True, where=_WHERE, threads=self._threads
         )
         return best.token_ids, best.scores, None
+
+
+def _probs(tree: _core.PrefixTree) -> list[float]:
+    """The probabilities of a chain's prefixes."""
+    log_probs = tree.log_probs
+    assert log_probs is not None  # a search gives them
+    return [math.exp(one) for one in log_probs.tolist()]

@@ -109,13 +109,9 @@ class StepDrafter:
         drafts: Chains = [[] for _ in kept]
         counters = self.counters
         counters.steps += 1
-        lengths = None if self._mixture is None else self._mixture.lengths
-        is_paused = lengths is not None and lengths.is_paused(len(kept))
-        if lengths is not None and is_paused and not lengths.is_timing and not self.source.layers:
-            self._count([len(tokens) for tokens in kept], None)
-        elif not self._is_stopped:
+        if not self._is_stopped:
             try:
-                self._draft(drafts, read_step(), start, is_paused=is_paused)
+                self._draft(drafts, kept, read_step, start)
             except Exception as error:
                 self._fail(error)
                 drafts = [[] for _ in kept]
@@ -128,19 +124,30 @@ class StepDrafter:
         self._log()
         return drafts
 
-    def _draft(self, drafts: Chains, step: EngineStep, start: float, *, is_paused: bool) -> None:
+    def _draft(
+        self,
+        drafts: Chains,
+        kept: Sequence[Sequence[int]],
+        read_step: Callable[[], EngineStep],
+        start: float,
+    ) -> None:
         """Fills `drafts`."""
-        num_kept = [len(tokens) for tokens in step.kept]
+        num_kept = [len(tokens) for tokens in kept]
+        lengths = None if self._mixture is None else self._mixture.lengths
+        is_paused = lengths is not None and lengths.is_paused(len(kept))
+        if lengths is not None and is_paused and not lengths.is_timing and not self.source.layers:
+            self._count(num_kept, None)
+            return
+        step = read_step()
         self._count(num_kept, step.verified)
         if step.features is not None and step.layout is not None:
             self.source.store(step.features, step.layout)
-        if self._mixture is None:
-            self._fill(drafts, step, num_kept, start)
-            return
-        self._mixture.lengths.observe(step, start)
+        if lengths is not None:
+            lengths.observe(step, start)
         if not is_paused:
             self._fill(drafts, step, num_kept, start)
-            self._mixture.lengths.finish(step, time.perf_counter())
+        if lengths is not None and not is_paused:
+            lengths.finish(step, time.perf_counter())
 
     def _fill(self, drafts: Chains, step: EngineStep, num_kept: list[int], start: float) -> None:
         context_length = 1 if self._lattices is None else self._lattices.context_length

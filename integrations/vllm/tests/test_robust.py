@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 import pytest
 from scenes import greedy, read_prompts
 from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
 
-from conftest import Engine, ids, in_child
+from conftest import FOLDER, SPECULATIVE, Engine, ids, in_child
 
 
 def run_sampled(options: dict[str, Any] | None) -> dict[str, Any]:
@@ -188,6 +190,38 @@ def test_a_dynamic_schedule_is_obeyed(expected: dict[str, Any]) -> None:
     assert few == many == expected["outputs"]
     assert many_mean < 2.2  # a few steps have 4 requests or fewer
     assert 2.5 < few_mean <= 6.0
+
+
+def run_configurations() -> list[list[str]]:
+    """What our plug-in logs of each configuration; no engine is made."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("vllm.lattice_bpd").addHandler(handler)
+    logged, ours = [], {"lattice_bpd": {}}
+    ngram = {"method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 4}
+    custom = {**SPECULATIVE, "num_speculative_tokens": 4}
+    for speculative, additional in (
+        (None, ours), (ngram, ours), (ngram, {"lattice-bpd": {}}), (ngram, {"lm": "a.lm"}),
+        (ngram, {"gdn_prefill_backend": "triton"}), (custom, ours),
+    ):  # fmt: skip
+        lines.clear()
+        EngineArgs(
+            str(FOLDER / "target"), dtype="float32", speculative_config=speculative,
+            additional_config=additional,
+        ).create_engine_config()  # fmt: skip
+        logged.append(list(lines))
+    return logged
+
+
+def test_options_that_no_drafter_reads_are_logged() -> None:
+    nothing, other, misspelled, beside, *used = in_child(run_configurations)
+    assert used == [[], []]
+    assert [len(lines) for lines in (nothing, other, misspelled, beside)] == [1] * 4
+    assert "no --speculative-config is given" in nothing[0]
+    assert "'ngram' is vLLM's own in model runner V1" in other[0]
+    assert "has 'lattice-bpd', which is not read" in misspelled[0]
+    assert "has 'lm', which is not read" in beside[0]
 
 
 def error_of(function: Any, *args: Any, **values: Any) -> str:
