@@ -147,7 +147,7 @@ def test_decoding_equals_that_of_sdpa(window, calls):
     assert use_cpu_attention(model)
     responses = list(generate_responses(model, prompts, 12, stop_token_ids=[]))
     assert "core" in calls
-    for number, tokens, _ in responses:
+    for number, tokens, *_ in responses:
         assert [*prompts[number], *tokens] == wanted[number][0].tolist()
     calls.clear()
     for prompt, row in zip(prompts, wanted, strict=True):

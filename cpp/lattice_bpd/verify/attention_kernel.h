@@ -20,6 +20,9 @@ typedef std::int32_t Ints __attribute__((vector_size(4 * kLanes)));
 typedef std::uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 typedef std::uint32_t Words __attribute__((vector_size(4 * kLanes)));
 
+constexpr std::size_t kKeys =
+    kLanes == 16 ? 4 : 2;  // at a time: sums for four queries in registers
+
 // By pointer, since how vectors are returned depends on the instruction set.
 [[gnu::always_inline]] inline void Load(const float* from, Floats* to) {
   std::memcpy(to, from, sizeof *to);
@@ -59,21 +62,21 @@ template <int kWidth, int... kLane>
   *to = low + high;
 }
 
-// The sums of the lanes of eight vectors, which it overwrites.
-template <int kCount = 8, int kWidth = kLanes>
-[[gnu::always_inline]] inline void SumEight(Floats* vectors, float* sums) {
+// The sums of the lanes of kSums vectors, which it overwrites.
+template <int kSums, int kCount = kSums, int kWidth = kLanes>
+[[gnu::always_inline]] inline void SumAll(Floats* vectors, float* sums) {
   if constexpr (kCount > 1 && kWidth > 1) {
     for (int i = 0; i < kCount / 2; ++i) {
       AddHalves<kWidth>(&vectors[2 * i], &vectors[2 * i + 1], &vectors[i],
                         std::make_integer_sequence<int, kLanes>());
     }
-    SumEight<kCount / 2, kWidth / 2>(vectors, sums);
+    SumAll<kSums, kCount / 2, kWidth / 2>(vectors, sums);
   } else {
     // Each level doubled the groups of a vector: number i's bits lie reversed.
     constexpr int kGroups = kLanes / kWidth;
     float lanes[kCount * kLanes];
     std::memcpy(lanes, vectors, sizeof lanes);
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kSums; ++i) {
       int group = 0;
       for (int bit = 1, from = i % kGroups; bit < kGroups; bit *= 2, from /= 2) {
         group = 2 * group + from % 2;
@@ -118,33 +121,38 @@ template <int kCount = 8, int kWidth = kLanes>
   *x = given > smallest ? power : given <= smallest ? Floats{} : given;
 }
 
-// scores[i][p] = queries[i] . key of position p, for kQueries queries.
+// scores[i][p] = queries[i] . key of position p, for blocks of four queries.
+// `block` holds kKeys keys as floats.
 template <typename Number>
-void Score(const AttentionTask& task, const float* queries, float* scores) {
-  const Number* keys = static_cast<const Number*>(task.keys);
+void Score(const AttentionTask& task, const float* queries, float* block, float* scores) {
   const std::size_t size = task.size, width = task.width;
-  for (std::size_t p = 0; p < task.positions; p += 2) {
-    const Number* first = keys + static_cast<std::ptrdiff_t>(p) * task.key_stride;
-    const Number* second = p + 1 < task.positions ? first + task.key_stride : first;
+  for (std::size_t p = 0; p < task.positions; p += kKeys) {
+    for (std::size_t j = 0; j < kKeys; ++j) {
+      const std::size_t position = std::min(p + j, task.positions - 1);
+      const Number* const key = static_cast<const Number*>(task.keys) +
+                                static_cast<std::ptrdiff_t>(position) * task.key_stride;
+      for (std::size_t d = 0; d < size; d += kLanes) {
+        Floats x;
+        Load(key + d, &x);
+        Store(&x, block + j * size + d);
+      }
+    }
     for (std::size_t i = 0; i < task.padded_queries; i += 4) {
       const float* query = queries + i * size;
-      Floats sums[8] = {};
+      Floats sums[4 * kKeys] = {};
       for (std::size_t d = 0; d < size; d += kLanes) {
-        Floats a, b;
-        Load(first + d, &a);
-        Load(second + d, &b);
+        Floats key[kKeys];
+        for (std::size_t j = 0; j < kKeys; ++j) Load(block + j * size + d, &key[j]);
         for (std::size_t k = 0; k < 4; ++k) {
           Floats q;
           Load(query + k * size + d, &q);
-          sums[2 * k] += q * a;
-          sums[2 * k + 1] += q * b;
+          for (std::size_t j = 0; j < kKeys; ++j) sums[kKeys * k + j] += q * key[j];
         }
       }
-      float dots[8];
-      SumEight(sums, dots);
+      float dots[4 * kKeys];
+      SumAll<4 * kKeys>(sums, dots);
       for (std::size_t k = 0; k < 4; ++k) {
-        scores[(i + k) * width + p] = dots[2 * k];
-        scores[(i + k) * width + p + 1] = dots[2 * k + 1];
+        std::memcpy(scores + (i + k) * width + p, dots + kKeys * k, sizeof(float) * kKeys);
       }
     }
   }
@@ -209,7 +217,7 @@ template <typename Number, int kParts>
 template <typename Number>
 void AttendTask(const AttentionTask& task, std::vector<float>* scratch) {
   const std::size_t size = task.size;
-  scratch->resize(task.padded_queries * (size + task.width));
+  scratch->resize(task.padded_queries * (size + task.width) + kKeys * size);
   float* const queries = scratch->data();
   float* const scores = queries + task.padded_queries * size;
   for (std::size_t i = 0; i < task.padded_queries; ++i) {
@@ -220,7 +228,7 @@ void AttendTask(const AttentionTask& task, std::vector<float>* scratch) {
       Store(&q, queries + i * size + d);
     }
   }
-  Score<Number>(task, queries, scores);
+  Score<Number>(task, queries, scores + task.padded_queries * task.width, scores);
   for (std::size_t i = 0; i < task.queries; ++i) Normalize(task, i, scores + i * task.width);
   for (std::size_t i = 0; i < task.padded_queries; i += 4) {
     std::size_t d = 0;
