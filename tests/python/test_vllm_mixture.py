@@ -387,6 +387,15 @@ def test_heads_are_read_where_they_pay(cost: float) -> None:
     assert 0 < np.mean(reads[-200:]) < 1  # the other is tried now and then
 
 
+def test_searches_do_not_pause_while_heads_pay() -> None:
+    def spend(with_slots: bool) -> float:
+        probs[0][:] = [0.9, 0.8] if with_slots else [0.05, 0.0]
+        return 0.1
+
+    probs = [[0.9, 0.8]]
+    assert Clock(1.0, 0.05, 1, 2, has_slots=True).run(500, probs, slots=spend) > 495
+
+
 def test_steps_with_prompts_are_not_measured() -> None:
     lengths = DraftLengths(4, has_slots=False, may_pause=True)
     added: list[Any] = []

@@ -142,7 +142,8 @@ class DraftLengths:
         mean = batch.gains[with_slots]
         mean += _RATE * (gain * times[0] / plain - mean)
         batch.gains[with_slots] = mean
-        if size == 0 and not is_trial and not with_slots and mean < 1.0:
+        pays = max(mean, batch.gains[True] if self._has_slots else 0.0) >= 1.0
+        if size == 0 and not is_trial and not with_slots and not pays:
             batch.pause = min(int(own_seconds / times[0] / _SHARE), _TRIAL)
         if is_trial:
             size = 0 if size else trial
