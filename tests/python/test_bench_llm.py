@@ -87,7 +87,7 @@ def test_small_run(bench: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         for sources in ("text", "text + LM")
         for size in ("16 nodes", "any size")
     ]
-    ours.append("drafter of the folder")
+    ours += ["greedy, attention of the core", "drafter of the folder"]
     assert set(results["lines"]) == {"transformers greedy", PROMPT_LOOKUP, *ours}
     for name in (*ours, PROMPT_LOOKUP):
         figures = results["lines"][name]["all"]
