@@ -130,21 +130,6 @@ def test_counts_are_those_of_one_machine(counts, sequences):
         assert np.array_equal(summary.count_of_counts[order - 1], n_r)
 
 
-@pytest.mark.parametrize("partitions", [1, 5])
-def test_counts_do_not_depend_on_partitions_or_the_order_of_files(
-    partitions, spark, parquet, counts
-):
-    paths = [f"{parquet}/{i}.parquet" for i in (2, 0, 1)]
-    other = cluster.count_corpus(read_ids(spark, paths), 4, partitions=partitions)
-    for (symbols, numbers), (other_symbols, other_numbers) in zip(
-        listed(counts), listed(other), strict=True
-    ):
-        assert np.array_equal(symbols, other_symbols)
-        assert np.array_equal(numbers, other_numbers)
-    assert other.frame.rdd.getNumPartitions() == partitions
-    other.release()
-
-
 @pytest.mark.parametrize(
     "options",
     [

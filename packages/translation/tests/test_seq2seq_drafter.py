@@ -14,7 +14,6 @@ from lattice_bpd.decode.state import DraftHeads
 from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
 from lattice_bpd_translation.heads import SpecDrafterHeads
 from lattice_bpd_translation.specdec import SpecDrafterOptions, train_spec_drafter
-from lattice_bpd_translation.target import Seq2SeqTarget
 from lattice_bpd_translation.text import Pair, generate_outputs
 from seq2seq_models import (
     VOCAB,
@@ -24,7 +23,6 @@ from seq2seq_models import (
     sources,
     trained_target,
 )
-from seq2seq_models import build as build_target
 
 SLOTS, WIDTH = 4, 16
 OWN = {"encoder_layers": 1}
@@ -123,23 +121,6 @@ def test_a_trained_drafter_saves_calls_alone_and_in_batches():
     calls = [sum(one.stats.target_calls for one in found) for found in (alone, together)]
     assert calls[0] == calls[1]
     assert sum(map(len, greedy)) / calls[0] > 1.8
-
-
-@torch.no_grad()
-def test_started_from_a_target_it_begins_as_its_copy():
-    target = Seq2SeqTarget(build_target("marian", activation_function="relu", scale_embedding=True))
-    target.base.final_logits_bias.zero_()
-    drafter = SpecDrafter(SpecDrafterConfig(VOCAB, 1, 32, 64, 4, 0, 2, 32, 32))
-    drafter.start_from(target.base)
-    source, text = target.encode([[5, 6, 7, 8]]), torch.tensor([[2, 9, 11, 4]])
-    with torch.inference_mode():
-        wanted = target.read_prompts(text, source=source)[0].logits[0, -1]
-        memory = drafter.new_cache(drafter.read_source(source.states))
-        found = drafter.draft(memory, text[0], torch.randn(32))[0]
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-    for wrong in (model_of("t5"), build_target("bart", encoder_ffn_dim=48, decoder_ffn_dim=48)):
-        with pytest.raises(ValueError, match="cannot start from"):
-            drafter.start_from(wrong)
 
 
 @CONFIGS

@@ -12,7 +12,6 @@ from replays import check_replay
 
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_kim2024.evaluate import Recording
 from lattice_bpd_kim2024.record.heads import record_sources
 from lattice_bpd_kim2024.replay.positions import Rescorers
@@ -113,21 +112,3 @@ def test_a_folder_holds_the_texts_of_memory(recorded, tmp_path):
         on_text=lambda done, total: pieces.append(total - done),
     )  # fmt: skip
     assert pieces[len(prompts) :] == [0]  # nothing is left to record
-
-
-def test_blockwise_heads_of_an_encoder_decoder_are_recorded():
-    target = Seq2SeqTarget(model_of("marian"))
-    torch.manual_seed(0)
-    heads = BlockwiseHeads(32, num_heads=3)
-    (text,) = record_sources(target, heads, [[5, 6, 7]], top_k=4, max_new_tokens=9)
-    hidden = []
-    ids = torch.tensor([[*target.decoder_prompt, *text.output[:-1].tolist()]])
-    with torch.inference_mode():
-        encoded = target.base.get_encoder()(input_ids=torch.tensor([[5, 6, 7]]))
-        decoded = target.base.get_decoder()(
-            input_ids=ids, encoder_hidden_states=encoded.last_hidden_state
-        )
-        hidden = decoded.last_hidden_state[0, len(target.decoder_prompt) - 1 :]
-        logits = target.embedding(heads(hidden)).numpy()
-    assert logits.shape == (len(text.output), 2, VOCAB)
-    np.testing.assert_allclose(text.scores, -np.sort(-logits, axis=-1)[..., :4], atol=1e-4)

@@ -19,7 +19,6 @@ import torch
 from sentence_pairs import write_sentence_pairs
 
 from blockwise_models import model_of as causal_model
-from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_translation.joint import (
@@ -124,30 +123,6 @@ def test_the_joint_loss_is_the_mean_over_heads_and_positions():
         seen.add(min(range(3), key=lambda head: abs(expected[head] - loss)))
         assert min(abs(loss - value) for value in expected) < 1e-4
     assert seen == {0, 1, 2}
-
-
-def test_joint_training_learns_and_its_rate_is_the_targets():
-    pairs = counting_pairs(100, seed=0)
-    target = Seq2SeqTarget(build("marian", seed=1, init_std=0.1))
-    before = {name: weight.clone() for name, weight in target.base.state_dict().items()}
-    heads = BlockwiseHeads(32, 3)
-    losses = []
-    options = Seq2SeqOptions(steps=40, batch_size=8, other_lr=0.02, warmup=5)
-    train_seq2seq_jointly(target, heads, pairs, options, lambda r: losses.append(r.losses))
-    assert len(losses[0]) == 3
-    assert all(last < 0.6 * first for first, last in zip(losses[0], losses[-1], strict=True))
-    assert not target.base.training
-    assert not heads.training
-    source = pairs[0].source
-    result = generate(target, source, "bpd", heads=heads, max_new_tokens=12)
-    assert result.token_ids == plain_greedy(target.base, source, 12)
-    frozen = Seq2SeqTarget(build("marian", seed=1, init_std=0.1))
-    options = Seq2SeqOptions(steps=3, batch_size=8, base_rate=0.0)
-    train_seq2seq_jointly(frozen, BlockwiseHeads(32, 3), pairs, options)
-    after = frozen.base.state_dict()
-    assert all(torch.equal(after[name], before[name]) for name in before)
-    with pytest.raises(ValueError, match="base_rate is -1"):
-        train_seq2seq_jointly(target, heads, pairs, Seq2SeqOptions(base_rate=-1))
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
