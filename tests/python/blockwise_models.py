@@ -92,6 +92,21 @@ def looping_text(length: int = 4000, seed: int = 0) -> np.ndarray:
     return text.astype(np.int32)
 
 
+def random_prompts(count: int, seed: int) -> list[list[int]]:
+    """Prompts of 1 to 15 token ids."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB, rng.integers(1, 16)).tolist() for _ in range(count)]
+
+
+def pad(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Inputs of `generate`, padded on the left."""
+    longest = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[0] * (longest - len(p)) + p for p in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts]),
+    }
+
+
 @functools.cache
 def trained_model() -> BlockwiseLM:
     """A GPT-2 that learnt the noisy cycle, so that drafts are often accepted."""

@@ -7,41 +7,13 @@ import numpy as np
 import pytest
 
 from lattice_bpd import (
-    Drafts,
     NGramLM,
-    SausageLattice,
     rescore_lattice,
     rescore_tree,
-    sample_tree,
 )
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.verify.search import draft_chains, search_trees
-
-
-def chain_of(lattice: Any, context: Any, lm: Any, **options: Any) -> Drafts:
-    return rescore_lattice(lattice, context, lm, num_drafts=1, objective="accept_length", **options)
-
-
-def test_temperature_divides_scores_and_alpha(small_lm: NGramLM) -> None:
-    rng = np.random.default_rng(1)
-    logits = rng.standard_normal((3, 4, 4)).astype(np.float32)
-    options: dict[str, Any] = {"top_k": 3, "alpha": 1.5}
-    contexts = [[0], [], [1, 2]]
-    lattices = [SausageLattice.from_logits(one, 3) for one in logits]
-    for given in (logits, lattices):
-        warm = chain_of(given, contexts, small_lm, temperature=2.5, **options)
-        by_hand = chain_of(logits / np.float32(2.5), contexts, small_lm, top_k=3, alpha=1.5 / 2.5)
-        assert warm == by_hand
-        tree = rescore_tree(given, contexts, small_lm, temperature=2.5, **options)
-        assert tree == rescore_tree(
-            logits / np.float32(2.5), contexts, small_lm, top_k=3, alpha=1.5 / 2.5
-        )
-        assert warm.tree() == tree
-        sampled = sample_tree(given, contexts, small_lm, temperature=2.5, seed=7, **options)
-        assert sampled == sample_tree(
-            logits / np.float32(2.5), contexts, small_lm, seed=7, top_k=3, alpha=1.5 / 2.5
-        )
 
 
 @pytest.mark.parametrize("threads", [1, 4])

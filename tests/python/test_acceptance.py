@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd import NGramLM
-from lattice_bpd.decode import CustomGenerate, Drafter, decode, generate
+from blockwise_models import VOCAB, model_of
+from lattice_bpd.decode import Drafter, decode
 from lattice_bpd.verify import PrefixTree, parse_acceptance
 
 PROMPT = [3, 17, 5]
@@ -126,40 +125,6 @@ def test_rules_stop_at_stop_tokens(text):
         assert found.finish == "stop_token"
         assert found.stats.regret == pytest.approx(wanted[2], abs=1e-3)
         assert found.stats.relaxed_tokens == wanted[3]
-
-
-@pytest.mark.parametrize("text", ["top_k:1", "specdec++:1,9", "specdec++:9,0"])
-def test_the_strictest_rules_are_exact(text):
-    lm = NGramLM.train([looping_text(2000)], 3, vocab_size=VOCAB, smoothing="witten_bell")
-    exact = generate(model_of("trained"), PROMPT, "tree", lm=lm)
-    found = generate(model_of("trained"), PROMPT, "tree", lm=lm, acceptance=parse_acceptance(text))
-    assert found.token_ids == exact.token_ids
-    assert (found.stats.target_calls, found.stats.regret) == (exact.stats.target_calls, 0.0)
-    assert found.stats.relaxed_tokens == 0
-    assert not found.lossless
-    assert exact.lossless
-
-
-@pytest.mark.parametrize("text", ["exact", "top_k:1", "top_k:14"])
-@pytest.mark.parametrize("processed", [False, True])
-def test_acceptance_inside_generate(text, processed):
-    base, rule = model_of("gpt2").base, parse_acceptance(text)
-    method = CustomGenerate(drafter=RandomDrafter(), acceptance=rule)
-    inputs = {"input_ids": torch.tensor([PROMPT, [1, 2, 3]]), "max_new_tokens": 18}
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    options = {"do_sample": False, "pad_token_id": 0}
-    if processed:
-        options["repetition_penalty"] = 1.7
-    found = base.generate(**inputs, custom_generate=method, **options).tolist()
-    stats = method.results[0].stats
-    if text == "top_k:14":
-        if not processed:
-            assert found[0][3:] == written_plainly("gpt2", text, PROMPT, 18)[0]
-        assert stats.relaxed_tokens > 0 < stats.regret
-        assert method.results[0].acceptance == "top_k"
-    else:
-        assert found == base.generate(**inputs, **options).tolist()
-        assert stats.relaxed_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -17,37 +16,23 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from blockwise_models import CACHE_NAME, VOCAB, model_of, small_lm
+from blockwise_models import CACHE_NAME, VOCAB, model_of, pad, random_prompts, small_lm
 from lattice_bpd.decode import CustomGenerate
 from lattice_bpd.draft.config import DraftConfig
 
 KINDS = ["trained", "llama"]
 
 
-def method(kind: str, drafter: str = "tree", **options) -> CustomGenerate:
-    config = DraftConfig(drafter, top_k=6, max_nodes=12, num_drafts=4)
-    return CustomGenerate(model_of(kind).head_logits, config, lm=small_lm(), **options)
+def method(kind: str) -> CustomGenerate:
+    config = DraftConfig("tree", top_k=6, max_nodes=12)
+    return CustomGenerate(model_of(kind).head_logits, config, lm=small_lm())
 
 
-def random_prompts(count: int, seed: int, length: int | None = None) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(2, 12, count) if length is None else [length] * count
-    return [rng.integers(0, VOCAB, size).tolist() for size in sizes]
-
-
-def pad(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
-    longest = max(map(len, prompts))
-    return {
-        "input_ids": torch.tensor([[0] * (longest - len(p)) + p for p in prompts]),
-        "attention_mask": torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts]),
-    }
-
-
-def assert_equal_to_plain(kind: str, inputs: dict, own: CustomGenerate | None = None, **options):
+def assert_equal_to_plain(kind: str, inputs: dict, **options):
     base = model_of(kind).base
     options = {"max_new_tokens": 24, "do_sample": False, **options}
     plain = base.generate(**inputs, **options)
-    ours = base.generate(**inputs, custom_generate=own or method(kind), **options)
+    ours = base.generate(**inputs, custom_generate=method(kind), **options)
     assert ours.tolist() == plain.tolist()
     return ours
 

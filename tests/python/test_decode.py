@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 from itertools import chain
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
 from transformers import GenerationConfig, StaticCache
 
 from blockwise_models import (
     VOCAB,
     model_of,
     plain_greedy,
+    random_prompts,
     small_lm,
 )
 from lattice_bpd.decode import (
@@ -44,11 +43,6 @@ def draft_of(state, tokens) -> PrefixTree:
     return PrefixTree.from_drafts(state.tokens[-1], [tokens])
 
 
-def random_prompts(count: int, seed: int) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, VOCAB, rng.integers(1, 16)).tolist() for _ in range(count)]
-
-
 @functools.cache
 def greedy_of(kind: str, prompt: tuple[int, ...], count: int) -> list[int]:
     return plain_greedy(model_of(kind), list(prompt), count)
@@ -62,40 +56,6 @@ class Fixed:
 
     def propose(self, states):
         return [self.make(state) for state in states]
-
-
-def test_a_plain_causal_lm_and_any_callable_as_heads():
-    model, prompt = model_of("llama"), [3, 8, 13]
-    wanted = greedy_of("llama", tuple(prompt), 16)
-    hidden_shapes = []
-
-    def heads(hidden):
-        hidden_shapes.append(tuple(hidden.shape))
-        return model.head_logits(hidden)
-
-    result = generate(model.base, prompt, "tree", heads=heads, lm=small_lm(), max_new_tokens=16)
-    assert result.token_ids == wanted
-    assert set(hidden_shapes) == {(1, 32)}
-    assert result.stats.verified_tokens > 0
-    two = generate(model.base, [prompt, [5]], "tree", heads=heads, max_new_tokens=16)
-    assert two[0].token_ids == wanted
-    assert (2, 32) in hidden_shapes
-
-
-def test_several_prompts_give_a_list_and_one_prompt_a_result():
-    model, prompt = model_of("llama"), [3, 8, 13]
-    drafter, wanted = TreeDrafter(small_lm(), max_nodes=14), greedy_of("llama", (3, 8, 13), 8)
-    for decoder in (
-        functools.partial(generate, model, drafter="greedy", max_new_tokens=8),
-        functools.partial(generate, model, drafter=drafter, max_new_tokens=8),
-        functools.partial(decode, model, drafter=drafter, max_new_tokens=8),
-    ):
-        for one in (prompt, tuple(prompt), torch.tensor(prompt), np.array(prompt)):
-            assert decoder(one).token_ids == wanted
-        for batch in ([prompt], torch.tensor([prompt]), np.array([prompt]), [np.array(prompt)]):
-            assert [result.token_ids for result in decoder(batch)] == [wanted]
-        for batch in ([prompt] * 2, torch.tensor([prompt] * 2), np.array([prompt] * 2)):
-            assert [result.token_ids for result in decoder(batch)] == [wanted] * 2
 
 
 class Echo(Drafter):

@@ -21,6 +21,7 @@ from blockwise_models import (
     model_of,
     plain_greedy,
     random_model,
+    random_prompts,
     small_lm,
 )
 from lattice_bpd import DraftConfig, NGramLM
@@ -30,6 +31,7 @@ from lattice_bpd.models import BlockwiseLM, CallableHeads, HeadSource, Vocabular
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from lattice_bpd_drafters.medusa import MedusaHeads
+from planted_drafts import plain_continuation
 
 KINDS = [*ARCHITECTURES, "trained"]
 LAYOUTS = ["tree", "rows"]
@@ -94,18 +96,9 @@ DRAFTERS: dict[str, Callable[[str], Options]] = {
 }
 
 
-def prompts(count: int, seed: int, longest: int = 16) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, VOCAB, rng.integers(1, longest)).tolist() for _ in range(count)]
-
-
 @functools.cache
 def own_output(kind: str, prompt: tuple[int, ...]) -> list[int]:
-    ids = torch.tensor([prompt])
-    output = model_of(kind).base.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
-    )
-    return output[0, len(prompt) :].tolist()
+    return plain_continuation(model_of(kind).base, list(prompt), max_new_tokens=NEW)
 
 
 def decoder(kind: str, name: str, **given: Any) -> Callable[..., Any]:
@@ -120,7 +113,7 @@ def decoder(kind: str, name: str, **given: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_is_that_of_the_models_own_generate(kind, name, layout):
-    texts, run = prompts(8, seed=1), decoder(kind, name, layout=layout)
+    texts, run = random_prompts(8, seed=1), decoder(kind, name, layout=layout)
     wanted = [own_output(kind, tuple(text)) for text in texts]
     results = run(texts)
     assert [result.token_ids for result in results] == wanted
@@ -161,7 +154,7 @@ def test_texts_end_with_the_positions(kind, name):
 @pytest.mark.parametrize("kind", ["mistral", "gemma2"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_long_texts_beyond_the_window(layout, kind):
-    texts = [text * 3 for text in prompts(3, seed=6)]
+    texts = [text * 3 for text in random_prompts(3, seed=6)]
     assert max(map(len, texts)) > 2 * WINDOW
     wanted = [plain_greedy(model_of(kind), text, 12) for text in texts]
     run = decoder(kind, "tree", layout=layout, max_new_tokens=12)
@@ -205,7 +198,7 @@ class RandomTrees(Drafter):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_random_tree_is_lossless(kind, layout, seed):
-    texts = prompts(4, seed)
+    texts = random_prompts(4, seed)
     wanted = [own_output(kind, tuple(text)) for text in texts]
     for together in (texts, texts[:1]):
         trees = [RandomTrees(coming, seed) for coming in wanted[: len(together)]]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 import torch
 
-from lattice_bpd.decode import Drafter, decode
+from lattice_bpd.decode import decode
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, verify_trees
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, find_mixers
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
-from planted_drafts import PlantedDrafts
 from target_models import (
     COUNT,
     PROMPTS,
@@ -28,24 +26,6 @@ OPTIONS = {"max_new_tokens": COUNT}
 ONE_BY_ONE = {"mamba", "jamba"}  # their scans start from an empty state
 
 
-class Exact(Drafter):
-    """Drafts of `size` tokens of which the first `right` are what the target will write."""
-
-    def __init__(self, coming: list[int], prompt_length: int, size: int, right: int) -> None:
-        self.coming, self.length, self.size, self.right = coming, prompt_length, size, right
-
-    def propose(self, states):
-        return [self.draft(state) for state in states]
-
-    def draft(self, state):
-        done = len(state.tokens) - self.length
-        draft = list(self.coming[done : done + min(self.size, state.max_draft_length)])
-        if not draft:
-            return None
-        draft[self.right :] = [(token + 1) % VOCAB for token in draft[self.right :]]
-        return PrefixTree.from_drafts(state.tokens[-1], [draft])
-
-
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_output_is_that_of_generate(kind):
     model, outputs = build_target(kind), generated(kind)
@@ -57,17 +37,6 @@ def test_output_is_that_of_generate(kind):
         assert result.stats.target_calls < 0.6 * COUNT
         assert result.notes == []
     assert find_mixers(CausalLMTarget(model)).one_by_one == (kind in ONE_BY_ONE)
-
-
-@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2", "jamba"])
-@pytest.mark.parametrize("right", [0, 1, 3])
-def test_rejected_drafts_cost_no_call(kind, right):
-    output = generated(kind)[0]
-    result = decode(build_target(kind), PROMPTS[0], Exact(output, 13, 4, right), **OPTIONS)
-    assert result.token_ids == output
-    calls = 1 + -(-(COUNT - 1) // (right + 1))  # the prompt's, then right + 1 tokens a call
-    assert result.stats.target_calls <= calls
-    assert result.stats.block_efficiency == COUNT / result.stats.target_calls
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
@@ -88,31 +57,6 @@ def test_states_after_a_rejected_draft_are_those_of_the_accepted_tokens(kind):
         wanted, _ = target.read_prompts(ids)
     torch.testing.assert_close(second.logits, wanted.logits, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(second.hidden, wanted.hidden, rtol=1e-3, atol=1e-3)
-
-
-def test_trees_are_cut_to_their_best_chain_with_a_note():
-    model, output = build_target("qwen3_5"), generated("qwen3_5")[0]
-
-    class Tree(PlantedDrafts):
-        def draft(self, state):
-            done = len(state.tokens) - state.prompt_length
-            right = output[done:][: min(3, state.max_draft_length)]
-            if len(right) < 3:
-                return None
-            wrong = (right[0] + 1) % VOCAB
-            nodes = np.array([wrong, *right, wrong], np.int32)
-            log_probs = np.array([-2.0, -0.1, -0.2, -0.3, -1.0], np.float32)
-            parents = np.array([-1, -1, 1, 2, 1], np.int32)
-            return PrefixTree.from_nodes(
-                state.tokens[-1], nodes, parents, state.max_draft_length, log_probs
-            )
-
-    result = decode(model, PROMPTS[0], Tree(output, VOCAB), **OPTIONS)
-    assert result.token_ids == output
-    # the prompt's call, five of four tokens, three without a draft
-    assert (result.stats.target_calls, result.stats.flattened_trees) == (9, 5)
-    (note,) = result.notes
-    assert "verified as their best chain: Qwen3_5ForCausalLM keeps a recurrent state" in note
 
 
 def test_what_states_cannot_do_is_refused_with_the_reason():

@@ -9,7 +9,6 @@ from threading import Barrier
 
 import pytest
 
-import seq2seq_models
 from lattice_bpd.decode import decode
 from planted_drafts import PlantedDrafts
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
@@ -49,17 +48,3 @@ def test_causal_models(kind: str) -> None:
         return decode(model, prompt, drafter, max_new_tokens=COUNT).token_ids
 
     assert run_together(work, len(PROMPTS)) == [[output] * TURNS for output in expected]
-
-
-@pytest.mark.parametrize(("kind", "layout"), [("t5", "auto"), ("bart", "tree"), ("marian", "tree")])
-def test_encoder_decoders(kind: str, layout: str) -> None:
-    """Draft trees pass their own positions by a hook on the position embedding."""
-    model = seq2seq_models.model_of(kind)
-    sources = seq2seq_models.sources(4, seed=4)
-    expected = [seq2seq_models.plain_greedy(model, source, 16) for source in sources]
-
-    def work(number: int) -> list[int]:
-        drafter = PlantedDrafts(expected[number], seq2seq_models.VOCAB, wrong=4 + number)
-        return decode(model, sources[number], drafter, max_new_tokens=16, layout=layout).token_ids
-
-    assert run_together(work, len(sources)) == [[output] * TURNS for output in expected]

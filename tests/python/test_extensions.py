@@ -49,16 +49,6 @@ def test_the_command_of_an_installed_distribution_runs(tmp_path, monkeypatch, ca
     assert "did you mean --name" in capsys.readouterr().err
 
 
-def test_a_command_within_a_group(tmp_path, monkeypatch, capsys):
-    install(tmp_path, monkeypatch, "ngram greet = greetings:add_parser")
-    assert main(["ngram", "greet", "--name", "Ada"]) == 0
-    assert capsys.readouterr().out == "hello Ada\n"
-    assert "greet" not in build_parser().format_help()
-    with pytest.raises(SystemExit):
-        main(["ngram", "--help"])
-    assert "says hello" in capsys.readouterr().out
-
-
 def test_the_table_has_each_command_of_this_repository():
     tomllib = pytest.importorskip("tomllib")
     declared = set()

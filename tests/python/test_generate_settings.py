@@ -14,7 +14,6 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaCon
 from transformers import LlamaForCausalLM as Llama
 
 from lattice_bpd.decode import generate
-from lattice_bpd.verify import Sampled
 from planted_drafts import PlantedDrafts, plain_continuation
 
 VOCAB = 40
@@ -100,18 +99,6 @@ def test_settings_of_the_model_are_honored(kind, case):
         assert result.finish == ("stop_token" if result.token_ids[-1] in ends else "length")
 
 
-def test_a_batch_is_equal_to_each_text_alone():
-    model = model_with(**SETTINGS["all"])
-    texts = prompts(5, seed=1)
-    wanted = [plain_continuation(model, text) for text in texts]
-    for strategy in ("greedy", "mixture"):
-        results = generate(model, texts, strategy, max_new_tokens=NEW)
-        assert [result.token_ids for result in results] == wanted
-    drafters = [PlantedDrafts(text, VOCAB) for text in wanted]
-    results = generate(model, texts, drafter=drafters, max_new_tokens=NEW)
-    assert [result.token_ids for result in results] == wanted
-
-
 def test_stop_tokens_of_the_caller_replace_those_of_the_model():
     model = model_with(eos_token_id=list(range(0, VOCAB, 2)))
     for prompt in prompts():
@@ -137,24 +124,6 @@ def test_lengths_come_from_the_argument_then_the_config_then_64():
     assert len(generate(long, prompt, "greedy", generation_config=config).token_ids) == 5
     with pytest.raises(ValueError, match="max_length of the generation config is 2"):
         generate(model_with(max_length=2), [1, 2, 3], "greedy")
-
-
-def test_a_model_that_samples_by_itself_is_greedy_by_default():
-    model = model_with(do_sample=True, temperature=0.5)
-    prompt = prompts()[0]
-    plain = plain_continuation(model, prompt)
-    assert generate(model, prompt, "greedy", max_new_tokens=NEW).token_ids == plain
-    config = GenerationConfig(do_sample=True, temperature=3.0)
-    torch.manual_seed(0)
-    first = generate(model, prompt, "greedy", generation_config=config, max_new_tokens=NEW)
-    again = generate(model, prompt, "greedy", generation_config=config, max_new_tokens=NEW)
-    torch.manual_seed(0)
-    same = generate(model, prompt, "mixture", generation_config=config, max_new_tokens=NEW)
-    assert first.token_ids == same.token_ids != again.token_ids
-    assert (first.acceptance, first.lossless) == ("sampled", True)
-    rule = Sampled(2.0, seed=4)
-    sampled = generate(model, prompt, "greedy", acceptance=rule, max_new_tokens=NEW)
-    assert sampled.token_ids != plain
 
 
 REFUSED = {

@@ -57,10 +57,6 @@ def test_features_are_those_of_a_plain_forward(kind: str, layout: str) -> None:
     check(kind, 3, (-1, 0, 1), layout=layout)
 
 
-def test_features_of_a_recurrent_target() -> None:
-    check("mamba", 1, (0,), drafter="bpd")
-
-
 def test_layers_that_the_target_does_not_have() -> None:
     model = build_target("llama")
     heads = WatchingHeads([[1, 2]], VOCAB, layers=(0, 7))

@@ -113,22 +113,6 @@ def test_published_heads_are_read_like_those_saved_here(folder, tmp_path, own, m
     ).read_bytes()
 
 
-def test_generate_with_heads_from_beside_is_that_of_one_folder(folder, capsys):
-    def generate(model: str, *options: object) -> dict:
-        arguments = ["generate", folder / model, "--prompt", "t1 t2 t3", "--json",
-                     "--max-new-tokens", 12, "--max-nodes", 12, *options]  # fmt: skip
-        assert main([str(argument) for argument in arguments]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    full, beside = generate("full"), generate("plain", "--heads", folder / "heads")
-    names = ("strategy", "token_ids", "accept_lengths", "target_calls")
-    assert [beside[name] for name in names] == [full[name] for name in names]
-    assert (full["strategy"], generate("plain")["strategy"]) == ("mixture", "mixture")
-    other = generate("full", "--heads", folder / "other")
-    assert other["token_ids"] == full["token_ids"]
-    assert other["target_calls"] > full["target_calls"]
-
-
 def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatch):
     run = record(folder, tmp_path / "run", "plain", "--heads", folder / "heads")
     drafter = tmp_path / "drafter"

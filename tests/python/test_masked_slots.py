@@ -13,7 +13,6 @@ from lattice_bpd import (
     NGramLM,
     SausageLattice,
     _core,
-    rescore_fst,
     rescore_lattice,
     rescore_tree,
     sample_tree,
@@ -127,18 +126,3 @@ def test_a_masked_slot_ends_the_lattice(rng: np.random.Generator, name: str, lm:
             assert (ours is None) == (theirs is None)
             for mine, other in zip(ours or (), theirs or (), strict=True):
                 np.testing.assert_array_equal(mine, other)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_fst_export(rng: np.random.Generator, lm: NGramLM) -> None:
-    pytest.importorskip("pywrapfst")
-    logits, ends, contexts = random_logits(rng)
-    drafts = rescore_lattice(logits, contexts, lm, **LISTS)
-    for row, end in enumerate(ends):
-        fst = SausageLattice.from_logits(logits[row], TOP_K).to_pywrapfst()
-        assert fst.num_states() == (end + 1 if end else 0)
-        for engine in ("auto", "openfst"):
-            rescored = rescore_fst(fst, lm, 7, contexts[row], alpha=0.5, engine=engine)
-            assert int(rescored.counts[0]) == int(drafts.counts[row])
-            np.testing.assert_array_equal(rescored.scores[0], drafts.scores[row])
-            np.testing.assert_array_equal(drafts.token_ids[row, :, :end], rescored.token_ids[0])

@@ -39,26 +39,6 @@ def test_a_head_is_residual_plus_one_hidden_layer_through_the_tied_embedding():
             torch.testing.assert_close(logits[slot], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("slots", [range(SLOTS), range(2), [0], [2], [1, 3]])
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_states_and_gradients_of_some_slots_are_those_of_all(slots, is_trained):
-    torch.manual_seed(0)
-    heads, hidden = BlockwiseHeads(8, HEADS, 6), torch.randn(3, 2, 8)
-    torch.nn.init.normal_(heads.outer_weight)
-    torch.nn.init.normal_(heads.outer_bias)
-    with torch.set_grad_enabled(is_trained):
-        some, all_slots = heads(hidden, slots), heads(hidden)
-    assert some.is_contiguous()
-    assert some.shape == (3, 2, len(slots), 8)
-    torch.testing.assert_close(some, all_slots[:, :, list(slots)])
-    if is_trained:
-        weights = list(heads.parameters())
-        torch.testing.assert_close(
-            torch.autograd.grad(some.square().sum(), weights),
-            torch.autograd.grad(all_slots[:, :, list(slots)].square().sum(), weights),
-        )
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_save_and_load_give_the_same_model(kind, tmp_path):
     model = model_of(kind)

@@ -1,7 +1,6 @@
 """Objects that are pickled, copied, compared, and sent to processes that start afresh."""
 
 import copy
-import functools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from lattice_bpd import (
     rescore_tree,
     sample_tree,
 )
-from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer
 
 LOGITS = np.random.default_rng(3).standard_normal((2, 3, 4)).astype(np.float32)
 CONTEXTS = [[1], [0, 2]]
@@ -144,30 +142,3 @@ def drafters_of(lm: NGramLM) -> dict[str, Any]:
 def test_drafters(way: Any, kind: str, small_lm: NGramLM) -> None:
     again = way(drafters_of(small_lm)[kind])
     assert type(way(again)) is type(again)
-
-
-def scorers_of(lm: NGramLM, path: Path) -> dict[str, Any]:
-    words = ["a", "b", "c", "d"]
-    lm.to_arpa(path / "lm.arpa", vocab=words)
-    ngram = NGramScorer(lm, bos=False)
-    return {
-        "ngram": lambda: ngram,
-        "mixture": lambda: MixtureScorer([(ngram, 0.5), (lm, 1.5)]),
-        "kenlm": functools.partial(KenlmScorer, path / "lm.arpa", words, vocab_size=6, bos=False),
-    }
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["ngram", "mixture", "kenlm"])
-def test_scorers(way: Any, kind: str, small_lm: NGramLM, tmp_path: Path) -> None:
-    if kind == "kenlm":
-        pytest.importorskip("kenlm")
-    scorer = scorers_of(small_lm, tmp_path)[kind]()
-    again = way(scorer)
-    candidates = np.array([[0, 3], [2, 1]], np.int32)
-    for each in (again, scorer):
-        assert each.vocab_size == scorer.vocab_size
-    np.testing.assert_array_equal(
-        again.score(again.start([[1], [2, 0]]), candidates),
-        scorer.score(scorer.start([[1], [2, 0]]), candidates),
-    )

@@ -9,7 +9,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -18,11 +17,8 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode, generate
-from lattice_bpd.decode.state.model import DraftHeads
-from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.verify import Sampled
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from target_models import PROMPTS, VOCAB, build_target, generated, plain_generate
 
@@ -100,25 +96,6 @@ def test_lms_and_heads(strategy: str, size: int) -> None:
             assert lengths[1] == lengths[0]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("engine", ["fused", "openfst"])
-def test_rescoring_with_an_lm_of_another_size(size: int, engine: str) -> None:
-    """An LM trained for more token ids has the same n-grams; those it never saw cost 1000."""
-    rng = np.random.default_rng(size)
-    same, other = lm_of(VOCAB), lm_of(size)
-    for _ in range(20):
-        logits = 9 * rng.normal(size=(4, VOCAB)).astype(np.float32)
-        context = rng.choice([1, 9, VOCAB - 1, VOCAB - 2, 40], 5)
-        options: Any = {"top_k": 9, "num_drafts": 20, "alpha": 0.01, "engine": engine}
-        drafts = rescore_lattice(logits, context, other, **options)
-        expected = rescore_lattice(logits, context, same, **options)
-        assert np.array_equal(drafts.token_ids, expected.token_ids)
-        np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-4)
-        tree = rescore_tree(logits, context, other, top_k=9)
-        expected_tree = rescore_tree(logits, context, same, top_k=9)
-        assert np.array_equal(tree.token_ids, expected_tree.token_ids)
-
-
 def saved(model: PreTrainedModel, folder: Path, words: list[str]) -> PreTrainedModel:
     """The model, loaded from a folder with a tokenizer of these words."""
     model.save_pretrained(folder)
@@ -153,37 +130,3 @@ def test_tokenizers_are_compared_where_they_are_known(tmp_path: Path) -> None:
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
     result = generate(target, FOREIGN, "draft_model", draft_model=draft, max_new_tokens=NEW)
     assert result.token_ids == plain_generate(target, FOREIGN)
-
-
-class CandidateHeads(DraftHeads):
-    """Candidates of the heads of `heads_of`, of which some are ids that the target lacks."""
-
-    hidden_layers = ()
-
-    def __init__(self, size: int, transitions: bool) -> None:
-        self.heads, self.transitions, self.num_slots = heads_of(size), transitions, 3
-
-    def read_states(self, states: Any) -> LatticeInput:
-        hidden = torch.stack([state.hidden for state in states])
-        scores, ids = self.heads(hidden).topk(min(12, hidden.shape[1]), dim=2)
-        batch, slots, width = ids.shape
-        if not self.transitions:
-            return LatticeInput(ids, scores)
-        zeros = scores.new_zeros(batch, slots - 1, width, width)
-        return LatticeInput(ids, scores, scores.new_zeros(batch, width), zeros)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("transitions", [False, True])
-@pytest.mark.parametrize("strategy", ["bpd", "p_best", "tree", "sampled"])
-def test_heads_that_give_candidates(strategy: str, transitions: bool, size: int) -> None:
-    target = build_target("llama")
-    options: dict[str, Any] = {} if strategy == "bpd" else {"lm": lm_of(size)}
-    if strategy == "sampled":
-        options = {"lm": lm_of(size), "acceptance": Sampled(seed=1)}
-    for prompt in (PROMPTS[0], FOREIGN):
-        heads = CandidateHeads(size, transitions)
-        result = generate(target, prompt, strategy, heads=heads, max_new_tokens=NEW, **options)
-        assert not result.stats.draft_failures
-        if strategy != "sampled":
-            assert result.token_ids == plain_generate(target, prompt)

@@ -130,22 +130,6 @@ def test_sampling_a_batch_is_sampling_alone(rule, layout):
         assert result.token_ids == alone.token_ids
 
 
-def test_sampling_noise_makes_better_drafts(monkeypatch):
-    """Knowing the target's noise, as many draft tokens keep more."""
-    from lattice_bpd.decode.drafters import tree as tree_drafter
-
-    def kept() -> int:
-        results = generate(
-            model_of("trained"), PROMPTS, drafter=TreeDrafter(small_lm(), top_k=8, max_nodes=12),
-            acceptance=Sampled(1.2, seed=3), max_new_tokens=40,
-        )  # fmt: skip
-        return sum(sum(result.stats.accept_lengths) for result in results)
-
-    with_noise = kept()
-    monkeypatch.setattr(tree_drafter, "target_noise", lambda *_: None)
-    assert with_noise > 1.2 * kept()
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_the_key_of_a_text_depends_on_seed_and_prompt_alone(rule):
     texts = [(0, [1, 2]), (0, [1, 3]), (0, [2, 1]), (0, [1, 2, 2]), (1, [1, 2]), (-1, [1, 2])]

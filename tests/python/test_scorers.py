@@ -5,11 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from lattice_bpd import NGramLM, rescore_lattice
+from lattice_bpd import NGramLM
 from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer, TransitionScorer
 from lattice_bpd.draft.scorers import search_drafts
 from lattice_bpd.lattice.logits import select_top_k
-from oracles import random_arpa
 
 VOCAB = 7
 
@@ -80,39 +79,6 @@ def test_scorer_beam_that_holds_all_paths_is_exact(rng, seed):
         scores = [score for _, score in expected]
         np.testing.assert_allclose(searched.scores[row, : len(expected)], scores, atol=1e-4)
         assert (searched.token_ids[row, len(expected) :] == -1).all()
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_ngram_scorer_with_a_beam_finds_what_the_exact_search_finds(rng, seed, core_of):
-    lm = core_of(random_arpa(rng, VOCAB, 1 + seed % 4, exact=False), vocab_size=VOCAB)
-    candidates, contexts = random_candidates(rng, batch=2), random_contexts(rng, 2)
-    contexts[0] = []
-    exact = rescore_lattice(candidates, contexts, lm, num_drafts=20, alpha=0.6)
-    drafts = search_drafts(candidates, contexts, NGramScorer(lm), num_drafts=20, alpha=0.6, beam=81)
-    np.testing.assert_array_equal(drafts.counts, exact.counts)
-    np.testing.assert_array_equal(drafts.token_ids, exact.token_ids)
-    np.testing.assert_allclose(drafts.scores, exact.scores, atol=1e-5)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_mixture_scorer_is_the_weighted_sum(rng, seed, core_of):
-    lm = core_of(random_arpa(rng, VOCAB, 3, exact=False), vocab_size=VOCAB)
-    parts = [(lm, 0.3), (HistoryScorer(), 1.2), (HistoryScorer(), 0.0)]
-    mixture = MixtureScorer(parts)
-    assert mixture.vocab_size == VOCAB
-    contexts = random_contexts(rng, 3)
-    candidates = rng.integers(0, VOCAB, (3, 4)).astype(np.int32)
-    state = mixture.start(contexts)
-    ours = [NGramScorer(lm), HistoryScorer()]
-    states = [scorer.start(contexts) for scorer in ours]
-    for _ in range(3):
-        expected = sum(
-            w * s.score(p, candidates) for w, s, p in zip((0.3, 1.2), ours, states, strict=True)
-        )
-        np.testing.assert_allclose(mixture.score(state, candidates), expected)
-        rows, tokens = np.array([2, 0, 0]), rng.integers(0, VOCAB, 3).astype(np.int32)
-        state = mixture.advance(state, rows, tokens)
-        states = [s.advance(p, rows, tokens) for s, p in zip(ours, states, strict=True)]
 
 
 def test_mixture_scorer_refuses(small_lm):

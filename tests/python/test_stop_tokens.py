@@ -13,11 +13,10 @@ pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LlavaConfig
+from transformers import AutoModelForCausalLM
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd_kim2024.small_models import build_small_gpt, train_byte_bpe
 
 TEXT = "the cat sat on the mat and the dog ran to the cat, while it rained all day long\n" * 9
@@ -153,17 +152,3 @@ def test_speculation_is_measured_on_texts_that_end(parts, source, length, tmp_pa
     assert line["tokens"] == sum(expected)
     assert line["measured_acceptance_rate"] == 1.0
     assert line["measured_tokens_per_call"] == length + 1
-
-
-def test_stop_tokens_of_configs():
-    def model(generation: Any, config: Any) -> Any:
-        return SimpleNamespace(generation_config=generation, config=config)
-
-    nested = LlavaConfig()
-    nested.text_config.eos_token_id = 5
-    nested.eos_token_id = None
-    assert find_stop_tokens(model(GenerationConfig(), nested)) == {5}
-    assert find_stop_tokens(model(GenerationConfig(eos_token_id=[3, 4]), nested)) == {3, 4}
-    beyond = nested.text_config.vocab_size
-    assert find_stop_tokens(model(GenerationConfig(eos_token_id=beyond), nested)) == frozenset()
-    assert find_stop_tokens(SimpleNamespace()) == frozenset()  # no model of transformers

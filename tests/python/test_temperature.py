@@ -63,54 +63,39 @@ TEMPERATURES = [(2.0, None, 2.0), (0.5, None, 0.5), (0.5, 4.0, 2.0), (2.0, 0.25,
 
 
 @pytest.mark.parametrize(("own", "sampling", "whole"), TEMPERATURES)
-@pytest.mark.parametrize("seed", range(3))
-def test_trees_of_drafters(own, sampling, whole, seed):
-    state = state_of(seed)
-    if sampling is not None:
-        state.selector = Rejection(sampling).start(0, state.tokens)
-    logits = head_logits_of(state).numpy() / whole
-    options = {**SIZES, "alpha": 0.8 / whole}
-    wanted = rescore_tree(logits, state.tokens, trigram(), **options)
-    drafter = TreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
-    (tree,) = drafter.propose([state])
-    assert_same_nodes(tree, wanted, state)
-    assert tree.sampled_from is None
-    # else the LM would not matter here
-    unscaled = rescore_tree(logits, state.tokens, trigram(), **{**options, "alpha": 0.8})
-    assert np.abs(unscaled.log_probs - wanted.log_probs).max() > 1e-3
-
-
-@pytest.mark.parametrize(("own", "sampling", "whole"), TEMPERATURES[2:])
-def test_trees_of_drafters_that_share_the_noise_of_samples(own, sampling, whole):
-    state = state_of(5)
-    state.selector = Sampled(sampling).start(0, state.tokens)
-    drafter = TreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
-    noise = target_noise([state], drafter.sharpness)
-    logits = head_logits_of(state).numpy()[None]
-    widest = select_top_k(logits, WIDER * SIZES["top_k"], log_softmax=False, where="test")
-    candidates = select_with_noise(widest.at_temperature(whole), noise, SIZES["top_k"])
-    options = {"noise": noise, "max_nodes": SIZES["max_nodes"], "alpha": 0.8 / whole}
-    wanted = sample_tree(candidates, [state.tokens], trigram(), **options)
-    (tree,) = drafter.propose([state])
-    assert_same_nodes(tree, wanted, state)
-    assert tree.sampled_from is None
-    # else the LM would not matter here
-    unscaled = sample_tree(candidates, [state.tokens], trigram(), **{**options, "alpha": 0.8})
-    assert np.abs(unscaled.log_probs - wanted.log_probs).max() > 1e-3
-
-
-@pytest.mark.parametrize(("own", "sampling", "whole"), TEMPERATURES)
-def test_sampled_trees_of_drafters(own, sampling, whole):
+@pytest.mark.parametrize("kind", ["tree", "samples", "shared noise"])
+def test_trees_of_drafters(kind, own, sampling, whole):
+    if kind == "shared noise" and sampling is None:
+        pytest.skip("noise is that of sampling")
     state = state_of(4)
     if sampling is not None:
-        state.selector = Rejection(sampling).start(0, state.tokens)
-    wanted = sample_tree(
-        head_logits_of(state) / whole, state.tokens, trigram(), **SIZES,
-        alpha=0.8 / whole, seed=draft_keys([state])[0],
-    )  # fmt: skip
-    drafter = SampledTreeDrafter(trigram(), **SIZES, alpha=0.8, temperature=own)
+        rule = Sampled if kind == "shared noise" else Rejection
+        state.selector = rule(sampling).start(0, state.tokens)
+    made = SampledTreeDrafter if kind == "samples" else TreeDrafter
+    drafter = made(trigram(), **SIZES, alpha=0.8, temperature=own)
+    logits = head_logits_of(state).numpy()
+
+    def search(alpha):
+        if kind == "tree":
+            return rescore_tree(logits / whole, state.tokens, trigram(), **SIZES, alpha=alpha)
+        options = {"max_nodes": SIZES["max_nodes"], "alpha": alpha}
+        if kind == "samples":
+            options |= {"top_k": SIZES["top_k"], "seed": draft_keys([state])[0]}
+            return sample_tree(logits / whole, state.tokens, trigram(), **options)
+        noise = target_noise([state], drafter.sharpness)
+        top_k = WIDER * SIZES["top_k"]
+        widest = select_top_k(logits[None], top_k, log_softmax=False, where="test")
+        candidates = select_with_noise(widest.at_temperature(whole), noise, SIZES["top_k"])
+        return sample_tree(candidates, [state.tokens], trigram(), **options, noise=noise)
+
     (tree,) = drafter.propose([state])
+    wanted = search(0.8 / whole)
     assert_same_nodes(tree, wanted, state)
+    if kind != "samples":
+        assert tree.sampled_from is None
+        unscaled = search(0.8)  # else the LM would not matter here
+        assert np.abs(unscaled.log_probs - wanted.log_probs).max() > 1e-3
+        return
     for node in range(len(tree)):
         actual, expected = tree.sampled_from(node), wanted.sampled_from(0, node - 1)
         assert (actual is None) == (expected is None)

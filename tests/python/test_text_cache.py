@@ -15,7 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 import seq2seq_models
 import target_models
-from blockwise_models import CACHE_NAME, VOCAB, looping_text, model_of, random_model
+from blockwise_models import CACHE_NAME, VOCAB, looping_text, model_of, pad, random_model
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, generate
 from lattice_bpd.verify.acceptance import Sampled
@@ -92,31 +92,6 @@ def test_a_chat_of_ten_turns(kind, strategy):
         history += result.token_ids
         assert cache is True or cache is result.cache
         cache = result.cache
-
-
-@pytest.mark.parametrize("layout", ["rows", "auto"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_of_chats(kind, layout):
-    base, options = long_model(kind).base, options_of(kind, "tree")
-    histories: list[list[int]] = [[], [], []]
-    caches: object = True
-    for turn in range(5):
-        for seed, history in enumerate(histories):
-            history += user(turn, seed)
-        results = generate(base, histories, "tree", cache=caches, max_new_tokens=NEW,
-                           stop_token_ids=[EOS], layout=layout, **options)  # fmt: skip
-        for history, result in zip(histories, results, strict=True):
-            assert result.token_ids == plain(base, history)
-            assert (result.stats.cached_tokens > 0) is (turn > 0)
-            history += result.token_ids
-        caches = [result.cache for result in results]
-
-
-def pad(rows: list[list[int]]) -> dict[str, torch.Tensor]:
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    padding = torch.tensor([[longest - len(row)] for row in rows])
-    return {"input_ids": ids, "attention_mask": (torch.arange(longest) >= padding).long()}
 
 
 @pytest.mark.parametrize("count", [1, 3])

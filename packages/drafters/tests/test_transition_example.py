@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -57,28 +55,3 @@ def test_lines_of_both_domains(example, shared_data, tmp_path, capsys):
     assert results["shift_gains"].keys() == results["gains"].keys()
     assert results["options"]["heads/pairs/tree36"]["normalization"] is None
     assert "2 beginnings of other" in printed
-    line = example.require_lossless
-    broken = type("Comparison", (), {"results": [broken_line()]})()
-    with pytest.raises(ValueError, match="output differs from greedy decoding with heads/x"):
-        line(broken)
-
-
-def broken_line():
-    setting = type("Setting", (), {"name": "heads/x"})()
-    return type("Line", (), {"lossless": False, "setting": setting})()
-
-
-def test_simulated_calls_of_texts_that_begin_alike(example):
-    """Two texts share 20 tokens, one is there twice; drafts are right up to a known token."""
-    parts = importlib.import_module("transition_parts")
-    prompt = list(range(20))
-    texts = [[*prompt, 30, 31, 32, 33], [*prompt[:-1], 99, 40, 41, 42, 43]]
-    texts.append(list(texts[0]))
-    contexts = [text[:length] for text in texts for length in (21, 22, 23)]
-    following = [(*text, -1, -1)[length : length + 2] for text in texts for length in (21, 22, 23)]
-    right = np.array(following)[:, None]
-    # the prompt's call gives a token; the next one two drafts and one more
-    assert parts.simulate(right, contexts, texts) == 8 / 4
-    wrong = np.where(np.array([context[-1] == 40 for context in contexts])[:, None, None], 7, right)
-    # of the second text the first draft is wrong
-    assert parts.simulate(wrong, contexts, texts) == 8 / 5
