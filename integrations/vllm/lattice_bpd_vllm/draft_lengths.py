@@ -273,7 +273,8 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._expected = [_PRIOR * (n + 0.5) / _BUCKETS for n in range(_BUCKETS)]
+        # The last one is of probability 1.
+        self._expected = [_PRIOR * (n + 0.5) / _BUCKETS for n in range(_BUCKETS + 1)]
         self._accepted = list(self._expected)
         self._drafted: dict[str, Sequence[float]] = {}
 
@@ -285,7 +286,7 @@ class Calibration:
             if not kept or len(probs) != count:
                 continue
             for number, prob in enumerate(probs, 1):
-                n = _bucket(prob)
+                n = int(prob * _BUCKETS)
                 self._expected[n] = _KEEP * self._expected[n] + prob
                 self._accepted[n] = _KEEP * self._accepted[n] + (number < len(kept))
 
@@ -297,14 +298,10 @@ class Calibration:
         """Probabilities of a draft's prefixes, which do not increase, by what is accepted."""
         adjusted, least = [], 1.0
         for prob in probs:
-            n = _bucket(prob)
+            n = int(prob * _BUCKETS)
             least = min(least, prob * self._accepted[n] / self._expected[n])
             adjusted.append(least)
         return adjusted
-
-
-def _bucket(prob: float) -> int:
-    return min(int(prob * _BUCKETS), _BUCKETS - 1)
 
 
 class WholeDrafts:
