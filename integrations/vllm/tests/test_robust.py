@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 
 from conftest import FOLDER, SPECULATIVE, Engine, ids, in_child
+from lattice_bpd_vllm import support
 
 
 def run_sampled(options: dict[str, Any] | None) -> dict[str, Any]:
@@ -195,9 +195,7 @@ def test_a_dynamic_schedule_is_obeyed(expected: dict[str, Any]) -> None:
 def run_configurations() -> list[list[str]]:
     """What our plug-in logs of each configuration; no engine is made."""
     lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("vllm.lattice_bpd").addHandler(handler)
+    support._warn_once = lines.append  # type: ignore[assignment]
     logged, ours = [], {"lattice_bpd": {}}
     ngram = {"method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 4}
     custom = {**SPECULATIVE, "num_speculative_tokens": 4}
