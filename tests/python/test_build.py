@@ -78,7 +78,7 @@ def test_a_later_build_reuses_what_was_generated(folder: Path) -> None:
 def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert build(folder, "--dry-run", "--heads") == 0
     printed = capsys.readouterr().out
-    assert "40 prompts of 200 tokens" in printed
+    assert "40 prompts, 200 tokens in all" in printed
     assert "states" in printed
     assert not (folder / "out").exists()
     assert build(folder, "--time", "1s") == 0  # at least three prompts

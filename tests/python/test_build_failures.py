@@ -44,8 +44,9 @@ def test_an_interrupt_at_any_stage(
         assert build(folder, *HEADS) == 130
     captured = capsys.readouterr()
     assert captured.err == "lattice-bpd: interrupted\n"
-    assert captured.out.endswith("out keeps what was generated; the same command continues\n")
     before = stored(folder)
+    kept = f"out keeps {len(before)} responses; the same command continues\n"
+    assert captured.out.endswith(kept)
     assert len(before) == (3 if stage == "responses" else 30)
     kept = folder / "out" / "heads.checkpoint"
     assert kept.exists() == (stage in ("heads", "costs", "live"))
@@ -159,3 +160,18 @@ def test_costs_of_another_engine(folder: Path, capsys: pytest.CaptureFixture[str
     assert build(folder, "--costs", str(costs)) == 2
     assert "costs.json: not a cost curve" in capsys.readouterr().err
     assert not responses.exists()  # before any work
+
+
+def test_a_folder_of_another_model_is_kept(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(folder) == 0
+    card = folder / "out" / "README.md"
+    card.write_text(re.sub(r"fingerprint \w+", "fingerprint 0123", card.read_text()))
+    before = {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+    assert build(folder) == 2
+    assert "a drafter of another model (fingerprint 0123)" in capsys.readouterr().err
+    assert before == {path.name: path.read_bytes() for path in (folder / "out").iterdir()}
+    (folder / "out" / "config.json").write_text("{}")
+    assert build(folder) == 2
+    assert "is the folder of a model" in capsys.readouterr().err

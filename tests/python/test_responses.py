@@ -256,6 +256,7 @@ def test_responses_that_exist_already(tmp_path: Path) -> None:
     [
         ("a.jsonl", '{"question": "Hi"}', "record 1: no prompt in an object with question"),
         ("a.jsonl", '"Hi"\n{"messages": [{"role": "user"}]}', "a.jsonl, line 2: a message"),
+        ("a.json", '[{"conversations": [{"from": "humann", "value": "x"}]}]', "role 'humann'"),
         ("a.jsonl", '"Hi"\n7', "a.jsonl, line 2: no prompt in 7"),
         ("a.json", '["Hi", {"messages": [{"role": "assistant", "content": "x"}]}]', "record 2"),
         ("a.json", '["Hi"', "a.json: not JSON"),

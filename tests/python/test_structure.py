@@ -2,6 +2,7 @@
 
 import ast
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -173,3 +174,12 @@ def test_only_listed_files_include_openfst() -> None:
     assert listed is not None, "CMakeLists.txt sets no fst_sources"
     allowed = {f"cpp/lattice_bpd/{name}" for name in listed[1].split()}
     assert including == allowed, "see CONTRIBUTING.md, Compile time"
+
+
+def test_a_wheel_has_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns of what a package leaves out match folders of any depth."""
+    build = pytest.importorskip("scikit_build_core.build")
+    monkeypatch.chdir(ROOT.parent)
+    wheel = tmp_path / build.build_wheel(str(tmp_path), {"wheel.cmake": "false"})
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    assert packed == {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -154,6 +155,7 @@ def build_drafter(
     if job.seconds is not None and chats:
         chats = chats[: _fitting_count(model, tokenizer, chats, job)]
         clock.lap("probe")
+    _check_folder(job.output, model)
     job.output.mkdir(parents=True, exist_ok=True)
     drafting = _check_drafting(model, tokenizer, [*chats, *given][0], job)
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
@@ -212,6 +214,17 @@ def build_drafter(
     card = describe_drafter(result, model.config.name_or_path or "a model", job.heads)
     write_text(job.output / "README.md", card)
     return result
+
+
+def _check_folder(folder: Path, model: PreTrainedModel) -> None:
+    """Raises ValueError where the folder has a drafter of another model."""
+    card = folder / "README.md"
+    known = re.search(r"fingerprint (\w+)", card.read_text("utf-8")) if card.exists() else None
+    if known and known[1] != _fingerprint(model):
+        raise ValueError(
+            f"build: {folder} has a drafter of another model (fingerprint {known[1]}); expected a "
+            "folder of its own: give another one, or remove this one"
+        )
 
 
 def _fingerprint(model: PreTrainedModel) -> str:

@@ -307,6 +307,8 @@ def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
     """
     counts, live = result.counts, result.live
     advice = []
+    if live.equal < live.prompts:
+        advice.append("In bfloat16 and float16 texts differ where two tokens are nearly tied.")
     if live.prompts < FEWEST_TEXTS:
         advice.append("These are too few to measure gains; give more prompts.")
     elif live.gain.low <= 0.0:

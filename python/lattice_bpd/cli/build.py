@@ -97,6 +97,8 @@ def run(args: argparse.Namespace) -> None:
     job = BuildJob(**given)
     if job.output.exists() and not job.output.is_dir():
         raise NotADirectoryError(f"{job.output} is a file; expected a folder to write")
+    if (job.output / "config.json").exists():
+        raise ValueError(f"-o {job.output} is the folder of a model; expected one of its own")
     model = to_device(load_causal_lm(directory))
     tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
     from lattice_bpd.build.build import build_drafter
@@ -111,21 +113,24 @@ def run(args: argparse.Namespace) -> None:
     try:
         result = build_drafter(model, tokenizer, job, watcher)
     except KeyboardInterrupt:
-        console.print(f"{job.output} keeps what was generated; the same command continues")
+        file = job.output / "responses.jsonl"
+        count = file.read_bytes().count(b"\n") if file.exists() else 0
+        console.print(f"{job.output} keeps {count:,} responses; the same command continues")
         raise
     finally:
         watcher.close()
     console.print(describe_drafter(result, args.model, job.heads))
-    console.print(f"{job.output}: drafter.json and its files")
+    text = "--chat TEXT" if job.chat and tokenizer.chat_template else "--prompt TEXT"
+    console.print(f"next: lattice-bpd generate {args.model} --drafter {job.output} {text}")
 
 
 def _describe_plan(plan: Plan) -> str:
     times = {**plan.seconds, "all": plan.total_seconds}
     stages = "\n".join(f"  {name:32} {time / 60:6.1f} min" for name, time in times.items())
     return (
-        f"{plan.prompts:,} prompts of {plan.prompt_tokens:,} tokens; about {plan.new_tokens:,} "
-        f"tokens of responses at {plan.tokens_per_second:,.0f} tokens/s; n-gram LM up to "
-        f"{plan.lm_bytes / 1e6:.1f} MB\n{stages}"
+        f"{plan.prompts:,} prompts, {plan.prompt_tokens:,} tokens in all; about "
+        f"{plan.new_tokens:,} tokens of responses at {plan.tokens_per_second:,.0f} tokens/s; "
+        f"n-gram LM up to {plan.lm_bytes / 1e6:.1f} MB\n{stages}"
     )
 
 

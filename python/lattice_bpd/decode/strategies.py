@@ -175,7 +175,7 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
 
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
-_HINT = "make one with lattice-bpd tune or build"
+_HINT = "make one with lattice-bpd build"
 _FILE = "drafter.json"
 _NGRAM, _RESCORER = "an n-gram LM", "a rescorer"
 _OPTIONS = tuple(one.name for one in fields(DraftConfig))
@@ -296,7 +296,7 @@ def find_drafter_file(path: str | Path) -> Path:
         return path
     if not (path / _FILE).is_file():
         raise FileNotFoundError(
-            f"{path}: no {_FILE} in this folder; expected one that lattice-bpd tune -o wrote, or "
+            f"{path}: no {_FILE} in this folder; expected one that lattice-bpd build -o wrote, or "
             "the file itself"
         )
     return path / _FILE

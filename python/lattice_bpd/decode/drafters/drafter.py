@@ -74,12 +74,16 @@ class ModelSizes:
 
     def check(self, model: DraftingModel) -> None:
         """Raise ValueError for a target of another vocabulary, or with more slots."""
-        if model.vocab_size != self.vocab_size or (model.num_slots or 0) > self.num_slots:
-            raise ValueError(
-                f"decode: the target has a vocabulary of {model.vocab_size} and "
-                f"{model.num_slots or 0} slots, {self.source} is for {self.vocab_size} and "
-                f"{self.num_slots}; tune for this model: lattice-bpd tune"
-            )
+        if model.vocab_size != self.vocab_size:
+            wrong = f"has a vocabulary of {model.vocab_size}", self.vocab_size
+        elif (model.num_slots or 0) > self.num_slots:
+            wrong = f"has heads of {model.num_slots} slots", self.num_slots
+        else:
+            return
+        raise ValueError(
+            f"decode: the target {wrong[0]}, {self.source} is for {wrong[1]}; make a drafter for "
+            "this model: lattice-bpd build"
+        )
 
 
 T = TypeVar("T")

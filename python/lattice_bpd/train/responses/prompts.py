@@ -29,6 +29,7 @@ _ROLES = {
     "bot": "assistant", "model": "assistant", "bard": "assistant", "bing": "assistant",
     "function": "tool", "observation": "tool", "developer": "system",
 }  # fmt: skip
+_KNOWN = ("assistant", "ipython", "system", "tool", "user")
 _JSON = re.compile(r"\.(json|jsonl|ndjson)(\.gz|\.zst)?$", re.IGNORECASE)
 
 
@@ -143,7 +144,12 @@ def _to_message(turn: Message, location: str) -> Message:
             f"{location}: a message {json.dumps(turn)[:80]}; expected its role and a text as "
             "content (ShareGPT: from and value)"
         )
-    return {"role": _ROLES.get(role, role), "content": content}
+    role = _ROLES.get(role, role)
+    if role not in _KNOWN:
+        raise FormatError(
+            f"{location}: role {role!r}; expected one of {', '.join(sorted({*_KNOWN, *_ROLES}))}"
+        )
+    return {"role": role, "content": content}
 
 
 class PromptText(NamedTuple):
