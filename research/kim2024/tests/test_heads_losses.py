@@ -19,6 +19,7 @@ from lattice_bpd_kim2024.heads.losses import LossPart, add_gradients, label_view
 from lattice_bpd_kim2024.heads.optimizers import CpuMuon, orthogonalize
 from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.validation import measure_heads
+from lattice_bpd_kim2024.small_models import build_small_gpt
 
 T = 12
 
@@ -117,6 +118,18 @@ def test_losses_are_cross_entropies_of_later_and_later_tokens():
             labels = batch[:, 1 + head : 10 + head]
             expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
             torch.testing.assert_close(losses[head], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "auto"])
+def test_training_in_other_precisions(precision):
+    torch.manual_seed(0)
+    model = build_small_gpt(VOCAB, hidden_size=32, num_layers=1, num_heads=HEADS)
+    options = TrainOptions(steps=6, batch_size=8, sequence_length=24, warmup=3, head_fraction=0.5,
+                           precision=precision)  # fmt: skip
+    seen: list[list[float]] = []
+    train_blockwise(model, looping_text(), options, lambda report: seen.append(report.losses))
+    assert len(seen) == 6
+    assert sum(seen[-1]) < sum(seen[0])
 
 
 @pytest.mark.parametrize(

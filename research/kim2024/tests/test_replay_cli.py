@@ -110,7 +110,7 @@ def test_record_and_replay_by_command_line(folder, tmp_path, capsys):
     ]
 
 
-def test_replay_of_an_evaluation_of_own_files(folder, tmp_path, capsys):
+def test_replay_of_an_evaluation_of_own_files(folder, tmp_path):
     out = tmp_path / "run"
     arguments = [
         "evaluate", "--out", str(out), "--model", str(folder / "model"),
@@ -270,7 +270,7 @@ class Third_{n}:
 '''
 
 
-def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch, capsys):
+def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch):
     texts = [PIECE.format(n=n) * 2 for n in range(60)]
     corpus = Corpus(texts[:40], texts[40:45], texts[45:], "made-up")
     monkeypatch.setattr(corpora, "read_library_sources", lambda **_: corpus)

@@ -25,7 +25,7 @@ from lattice_bpd_kim2024.replay.scorers import (
     make_scorers,
 )
 from lattice_bpd_kim2024.replay.strategies import STRATEGIES
-from lattice_bpd_kim2024.replay.sweep import Point
+from lattice_bpd_kim2024.replay.sweep import Point, make_grid
 from lattice_bpd_kim2024.small_models import build_rescorer
 
 NEW_TOKENS = 19
@@ -182,6 +182,19 @@ def test_a_rescorer_with_fewer_positions_replays_its_failures():
         options = DraftConfig(top_k=5, alpha=2.0)
         check_replay(read, "neural", Rescorers(scorer=scorer), options, failing)
     assert sum(failures) > 3
+
+
+def test_mixtures_are_points_of_a_grid_by_their_parts():
+    neural, lm = NeuralScorer(rescorer()), ngram()
+    lms = {"3gram": lm, "2gram": lm}
+    scorers = make_scorers({"small": neural, "other": neural}, lms, (0.5,))
+    assert list(scorers["mixture"]) == ["small + 0.5 3gram"]
+    grid = make_grid([STRATEGIES["neural"], STRATEGIES["mixture"]], {"alpha": [1.0, 2.0]},
+                     list(lms), scorers)  # fmt: skip
+    assert [(point.scorer, point.lm, point.options.alpha) for point in grid] == [
+        ("small", "", 1.0), ("small", "", 2.0), ("other", "", 1.0), ("other", "", 2.0),
+        ("small + 0.5 3gram", "3gram", 1.0), ("small + 0.5 3gram", "3gram", 2.0),
+    ]  # fmt: skip
 
 
 def test_lab_tunes_alpha_of_each_scorer_on_held_out_texts():

@@ -185,3 +185,56 @@ def test_judged_tokens_are_accepted_as_their_distributions_predict(lenience):
         assert run.judged_rate != run.prediction.acceptance_rate
         deviation = math.sqrt(run.judged_rate * (1 - run.judged_rate) / run.calls)  # at most
         assert abs(run.acceptance_rate - run.judged_rate) < 4 * deviation
+
+
+class Clock:
+    """A clock that only the models and the sampling of drafts advance."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+TARGET_SECONDS, DRAFT_SECONDS, SAMPLING_SECONDS = 8.0, 2.0, 0.5
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("lenience", [1.0, 0.5])
+def test_the_cost_is_of_calls_and_the_overhead_of_the_rest(monkeypatch, length, lenience):
+    pytest.importorskip("torch")
+    from lattice_bpd.verify import Rejection
+    from lattice_bpd_drafters import draft_model_trees
+    from lattice_bpd_kim2024.live.speculation import measure_speculation
+
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter", clock)
+    target, small = constant_model([0.4, 0.3, 0.2, 0.1]), constant_model([0.1, 0.2, 0.3, 0.4])
+    for model, seconds in ((target, TARGET_SECONDS), (small, DRAFT_SECONDS)):
+        model.transformer.register_forward_hook(lambda *_, seconds=seconds: clock.advance(seconds))
+    find_failed = draft_model_trees.find_failed  # called once for each sampled draft token
+
+    def slow(logits):
+        clock.advance(SAMPLING_SECONDS)
+        return find_failed(logits)
+
+    monkeypatch.setattr(draft_model_trees, "find_failed", slow)
+    prompts = [[0, 1], [2], [3, 3, 1]]
+    rule = Rejection(seed=1, lenience=lenience)
+    (run,) = measure_speculation(target, small, prompts, [rule], [length], max_new_tokens=20)
+    assert run.prediction.cost == pytest.approx(DRAFT_SECONDS / TARGET_SECONDS)
+    assert run.overhead == pytest.approx(SAMPLING_SECONDS / TARGET_SECONDS)
+    line = run.to_json()
+    assert line["overhead"] == run.overhead
+    rate = acceptance_rate([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], lenience)
+    assert line["improvement"] == pytest.approx(walltime_improvement(rate, length, 0.25), abs=1e-4)
+    # Each verifying call has a draft but the last of a text, where none may fit.
+    calls = [TARGET_SECONDS * 60, TARGET_SECONDS * (run.calls + len(prompts))]
+    per_token = DRAFT_SECONDS + SAMPLING_SECONDS
+    least = per_token * length * (run.calls - 2 * len(prompts))
+    most = per_token * (length + 1) * run.calls
+    assert calls[0] / (calls[1] + most) < run.improvement < calls[0] / (calls[1] + least)

@@ -66,7 +66,7 @@ def test_tasks_make_the_papers_prompts(task, file, prompt, references):
     assert (first.prompt, first.references) == (prompt, references)
 
 
-def test_tasks_know_names_kinds_and_limits(tmp_path):
+def test_tasks_know_names_kinds_and_limits():
     examples = read_task(TASKS["spec_bench"], DATA / "spec_bench.jsonl")
     assert [(example.name, example.kind) for example in examples] == [
         ("81", "writing"),
