@@ -148,3 +148,16 @@ def test_the_first_of_any_end_token_ends_the_text(processors):
         criteria = [EosTokenCriteria(end) for end in ends] + [MaxLengthCriteria(16)]
         assert run(processors, criteria) == whole[: first + 1]
     assert run(processors, [EosTokenCriteria(whole[:4]), MaxLengthCriteria(16)]) == whole[:1]
+
+
+def test_weights_spread_over_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    where = "lattice_bpd.decode.huggingface.checks"
+    monkeypatch.setattr(f"{where}.is_fsdp_managed_module", lambda _: True)
+    config = GenerationConfig(max_new_tokens=4)
+    with pytest.raises(ValueError, match="synced_gpus cannot be honored"):
+        method("llama")(
+            model_of("llama").base, torch.tensor([[1, 2]]), LogitsProcessorList(),
+            StoppingCriteriaList(), config,
+        )  # fmt: skip

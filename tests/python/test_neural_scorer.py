@@ -178,3 +178,16 @@ def test_scorers_that_do_not_fit_are_refused():
 def test_scorer_drafter_refuses(options, message):
     with pytest.raises(ValueError, match=f"ScorerDrafter: {message}"):
         ScorerDrafter(PlainScorer(None), **options)
+
+
+def test_neural_rescorer_reads_the_prompt_once_and_one_token_a_call():
+    model = trained_model()
+    scorer = NeuralScorer(model)  # the target itself: its drafts are accepted but for the top k
+    drafter = ScorerDrafter(scorer, top_k=8, alpha=5.0)
+    result = decode(model, PROMPT, drafter, max_new_tokens=40)
+    steps = result.stats.target_calls - 1
+    assert scorer.calls <= model.num_slots * steps
+    # Each step's draft but its last token, the exact token, and that last one where it was kept.
+    most = len(PROMPT) + steps * (model.num_slots + 1)
+    assert scorer.tokens_read <= most
+    assert result.stats.block_efficiency > 3
