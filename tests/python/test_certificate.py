@@ -30,6 +30,7 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.forward import LMOutput
 from lattice_bpd.verify import target as targets
 from lattice_bpd.verify.acceptance import TopKMatch
+from lattice_bpd.verify.greedy import DraftCandidates
 from planted_drafts import PlantedDrafts, plain_continuation
 
 
@@ -250,3 +251,13 @@ def test_faults_above_the_noise_are_caught(name, monkeypatch):
     for one in outcomes[-3:]:
         assert one.name.startswith("none")
         assert not any(one.caught)
+
+
+def test_rows_are_kept_while_they_fit(monkeypatch):
+    monkeypatch.setattr(certificates, "_ROW_BYTES", 4 * 2 * 10)
+    selector = MarginSelector()
+    for index in range(50):
+        selector.choose(torch.tensor([0.0, float(index)]), DraftCandidates((), 0))
+    assert sorted(selector.rows) == [0, 8, 16, 24, 32, 40, 48]
+    assert all(float(row[1]) == index for index, row in selector.rows.items())
+    assert len(selector.margins) == 50

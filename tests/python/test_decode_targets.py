@@ -14,6 +14,8 @@ from transformers import (
     BloomForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     RobertaConfig,
@@ -239,3 +241,19 @@ def test_each_layer_of_a_tree_call_is_given_its_own_window(kind):
     torch.testing.assert_close(logits[nodes], wanted, rtol=1e-5, atol=1e-6)
     if kind == "gemma2":  # so a layer that sees everything would show, were it given the window
         assert float((other - wanted).abs().max()) > 1e-4
+
+
+def test_training_mode_without_dropout_decodes_as_generate_does():
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, eos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).train()
+    wanted = plain_generate(model, PROMPTS[0])
+    assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
+    model.gradient_checkpointing_enable()  # transformers then leaves the cache out
+    with pytest.raises(ValueError, match="training mode, with dropout or gradient checkpointing"):
+        generate(model, PROMPTS[0], "mixture", **OPTIONS)
+    config.attention_dropout = 0.1  # a number that attention reads, no module
+    with pytest.raises(ValueError, match=r"call model\.eval\(\)"):
+        generate(LlamaForCausalLM(config).train(), PROMPTS[0], "mixture", **OPTIONS)

@@ -17,7 +17,10 @@ from lattice_bpd.decode.drafters import MixtureDrafter, TextStore
 from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts
 from lattice_bpd.draft.mixture import (
     Gates,
+    KnownText,
+    fit_gates,
     make_mixture,
+    replay_text,
     source_names,
 )
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -191,3 +194,37 @@ def test_costs_are_those_of_the_calls(slope):
     assert asked[:2] == [0, 0]
     assert {size for size in asked if size > 0} <= set(SIZES)
     assert asked.count(-1) > 185
+
+
+def test_gates_follow_the_text_and_fit():
+    """A source that is always right gets the weight; the fit finds it too."""
+    names = source_names(0, heads=True, text=True, store=False)
+    num_bins = _core.gate_bins(list(names))[1]
+    gates = Gates(names, np.zeros((2, num_bins)))
+    core = make_mixture(50, [], heads=True, text=True, store=None, gates=gates)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 8, 200).tolist()
+    ids, log_probs = [], []
+    for position in range(100, 200):  # the first candidate is right, the text is not
+        true = tokens[position + 1] if position < 199 else 0
+        ids.append([[true, 40]])
+        log_probs.append([[math.log(0.9), math.log(0.1)]])
+    candidates = np.array(ids, np.int32), np.array(log_probs, np.float32)
+    text = KnownText(tokens, 100, candidates)
+    result = replay_text(core, text, max_nodes=4)
+    bins, active, probs = result.examples
+    fitted = fit_gates(bins, active, probs, num_bins)
+
+    def likelihood(weights):
+        one_hot = np.zeros((len(bins), num_bins + 1))
+        np.put_along_axis(one_hot, np.where(bins < 0, num_bins, bins), 1.0, axis=1)
+        scores = np.where(active, one_hot[:, :num_bins] @ weights.T, -np.inf)
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        q = (shares / shares.sum(1, keepdims=True) * probs).sum(1)
+        return float(np.log(q[q > 0]).mean())
+
+    assert likelihood(fitted) > likelihood(np.zeros((2, num_bins))) + 0.1
+    late, early = result.sizes[-20:], result.sizes[:20]
+    assert len(late) == len(early)
+    frozen = _core.Mixture(50, True, [], True, None, 0.0, gates.weights)
+    assert result.calls <= replay_text(frozen, text, max_nodes=1).calls
