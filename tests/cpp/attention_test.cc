@@ -37,7 +37,8 @@ struct Numbers {
 };
 
 void CheckAgainstDoubles(AttentionType type, std::size_t heads, std::size_t kv_heads,
-                         std::size_t queries, std::size_t positions, std::size_t size) {
+                         std::size_t queries, std::size_t positions, std::size_t size,
+                         AttentionMask mask_type = AttentionMask::kBool) {
   const std::size_t rows = 2, group = heads / kv_heads;
   std::mt19937 random(static_cast<unsigned>(heads * queries + positions));
   const Numbers query(rows * heads * queries * size, type, &random);
@@ -45,7 +46,8 @@ void CheckAgainstDoubles(AttentionType type, std::size_t heads, std::size_t kv_h
   const Numbers value(rows * kv_heads * positions * size, type, &random);
   std::vector<std::uint8_t> seen(rows * queries * positions);
   for (std::size_t i = 0; i < seen.size(); ++i) {  // the first query of row 0 sees nothing
-    seen[i] = i >= positions && i % positions > 1 && random() % 4 != 0;
+    seen[i] = mask_type == AttentionMask::kNone ||
+              (i >= positions && i % positions > 1 && random() % 4 != 0);
   }
   std::vector<float> out(rows * queries * heads * size, 7.0f);
   const auto stride = [](std::size_t count) { return static_cast<std::ptrdiff_t>(count); };
@@ -61,10 +63,12 @@ void CheckAgainstDoubles(AttentionType type, std::size_t heads, std::size_t kv_h
   call.key = {key.data, stride(kv_heads * positions * size), stride(positions * size),
               stride(size)};
   call.value = {value.data, call.key.row_stride, call.key.head_stride, stride(size)};
-  call.mask_type = AttentionMask::kBool;
-  call.mask = seen.data();
-  call.mask_row_stride = stride(queries * positions);
-  call.mask_query_stride = stride(positions);
+  call.mask_type = mask_type;
+  if (mask_type == AttentionMask::kBool) {
+    call.mask = seen.data();
+    call.mask_row_stride = stride(queries * positions);
+    call.mask_query_stride = stride(positions);
+  }
   call.scale = 0.3f;
   call.out = out.data();
   Attend(call, 2);
@@ -106,6 +110,7 @@ TEST_CASE("attention is softmax of the positions that are seen, with every instr
       CheckAgainstDoubles(type, 6, 2, 1, 37, 64);
       CheckAgainstDoubles(type, 3, 3, 5, 16, 16);
       CheckAgainstDoubles(type, 8, 1, 9, 130, 48);
+      CheckAgainstDoubles(type, 6, 2, 1, 37, 64, AttentionMask::kNone);
     }
   }
   SetAttentionInstructionSet("");

@@ -25,30 +25,29 @@ InstructionSets<AttentionKernel>& Sets() {
   return sets;
 }
 
-// How the numbers of a mask are read.
+// What a mask adds to the score of a position; NoMask reads nothing.
 struct BoolMask {
   using Number = std::uint8_t;
-  static float Read(Number seen) { return seen ? 0.0f : kUnseen; }
+  static float Read(const Number* mask, std::size_t p) { return mask[p] ? 0.0f : kUnseen; }
 };
 struct FloatMask {
   using Number = float;
-  static float Read(Number x) { return x; }
+  static float Read(const Number* mask, std::size_t p) { return mask[p]; }
 };
 struct BFloat16Mask {
   using Number = std::uint16_t;
-  static float Read(Number x) { return BFloat16ToFloat(x); }
+  static float Read(const Number* mask, std::size_t p) { return BFloat16ToFloat(mask[p]); }
 };
-
 struct NoMask {
   using Number = std::uint8_t;
-  static float Read(Number) { return 0.0f; }
+  static float Read(const Number*, std::size_t) { return 0.0f; }
 };
 
 template <typename Mask>
 void Apply(const AttentionTask& task, std::size_t query, float* scores) {
   const auto* mask = static_cast<const typename Mask::Number*>(task.masks[query]);
   for (std::size_t p = 0; p < task.positions; ++p) {
-    const float added = Mask::Read(mask[p]);
+    const float added = Mask::Read(mask, p);
     scores[p] = added > kUnseen ? scores[p] + added : -std::numeric_limits<float>::infinity();
   }
 }
@@ -129,9 +128,8 @@ class Tasks {
   }
 
   Range Find(std::size_t index) const {
-    if (call_.mask_type == AttentionMask::kNone) return {0, call_.positions};
     const auto* mask = MaskOf(index / call_.queries, index % call_.queries);
-    const auto hidden = [&](std::size_t p) { return Mask::Read(mask[p]) <= kUnseen; };
+    const auto hidden = [&](std::size_t p) { return Mask::Read(mask, p) <= kUnseen; };
     Range seen = {0, call_.positions};
     while (seen.end > 0 && hidden(seen.end - 1)) --seen.end;
     while (seen.first < seen.end && hidden(seen.first)) ++seen.first;
