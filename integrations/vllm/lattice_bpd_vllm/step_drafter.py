@@ -146,8 +146,8 @@ class StepDrafter:
             lengths.observe(step, start)
         if not is_paused:
             self._fill(drafts, step, num_kept, start)
-        if lengths is not None and not is_paused:
-            lengths.finish(step, time.perf_counter())
+            if lengths is not None:
+                lengths.finish(step, time.perf_counter())
 
     def _fill(self, drafts: Chains, step: EngineStep, num_kept: list[int], start: float) -> None:
         context_length = 1 if self._lattices is None else self._lattices.context_length

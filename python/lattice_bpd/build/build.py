@@ -218,8 +218,9 @@ def build_drafter(
 
 def _check_folder(folder: Path, model: PreTrainedModel) -> None:
     """Raises ValueError where the folder has a drafter of another model."""
-    card = folder / "README.md"
-    known = re.search(r"fingerprint (\w+)", card.read_text("utf-8")) if card.exists() else None
+    card, is_built = folder / "README.md", (folder / "drafter.json").exists()
+    text = card.read_text("utf-8") if is_built and card.exists() else ""
+    known = re.search(r"fingerprint (\w+)", text)
     if known and known[1] != _fingerprint(model):
         raise ValueError(
             f"build: {folder} has a drafter of another model (fingerprint {known[1]}); expected a "

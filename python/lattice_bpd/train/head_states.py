@@ -117,10 +117,11 @@ class StateFile:
         keys = [_key(one.prompt, one.response) for one in exchanges]
         missing = [one for one, key in zip(exchanges, keys, strict=True) if key not in self._starts]
         watcher.begin("states", len(missing))
+        lm = BlockwiseLM(self._model, num_heads=2)
         lengths = [len(one.prompt) + len(one.response) for one in missing]
         for batch in batch_by_length(lengths, _TOKENS):
             texts = [missing[number] for number in batch]
-            for one, states in zip(texts, _read(self._model, texts), strict=True):
+            for one, states in zip(texts, _read(lm, texts), strict=True):
                 self.add(one.prompt, one.response, states)
                 watcher.advance()
         watcher.end()
@@ -131,9 +132,8 @@ class StateFile:
 
 
 @torch.inference_mode()
-def _read(model: PreTrainedModel, exchanges: Sequence[Exchange]) -> list[Tensor]:
+def _read(lm: BlockwiseLM, exchanges: Sequence[Exchange]) -> list[Tensor]:
     """(T_i, D) states of the responses of a batch; texts are padded on the right."""
-    lm = BlockwiseLM(model, num_heads=2)
     texts = [[*one.prompt, *one.response[:-1]] for one in exchanges]
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=lm.device)
