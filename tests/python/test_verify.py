@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from lattice_bpd.verify import (
     verify_trees,
 )
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
-from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.cache import check_cache, crop_layers
 from lattice_bpd.verify.verification import follow_greedy
 
 DRAFTS = torch.tensor([[4, 9, 6], [4, 5, 0], [9, 5, 6]])
@@ -206,3 +207,9 @@ def test_a_sliding_cache_is_refused():
         check_cache(cache)
     with pytest.raises(ValueError, match="cannot be rolled back"):
         verify_drafts(CausalLMTarget(model), cache, 1, torch.tensor([[2]]))
+
+
+def test_a_cache_of_a_class_of_its_own_is_cropped_by_its_own_method():
+    calls = []
+    crop_layers(SimpleNamespace(layers=(), crop=calls.append), 3, 5)
+    assert calls == [-2]
