@@ -115,6 +115,8 @@ def test_prune_command(lm_files, tmp_path, capsys):
     assert counted <= 500
     assert counted < total  # <s>, which `ngram info` counts too
     assert f"{out}: {total:,} of " in capsys.readouterr().out
+    NGramLM.load(lm_files[0]).prune(prune_to=500).quantise(8).save(tmp_path / "expected.lm")
+    assert out.read_bytes() == (tmp_path / "expected.lm").read_bytes()
     ids = tmp_path / "ids"
     ids.write_text("1 2 3")
     run("prune", lm_files[0], "--keep-ids", ids, "-o", out)

@@ -1,282 +1,170 @@
-"""Every option of every command changes what the command passes on to the library.
-
-Each command runs twice with the library functions of its scene replaced: as it is, and with one
-option changed. The arguments that the functions were given must differ and hold the value that was
-given, at the parameter of the option's name where there is one. Of commands without a scene, which
-other distributions have, the code must name each option.
-"""
+"""Options of commands reach the library: every option of `build` and `ngram`, and DraftConfig's."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import dataclasses
 import importlib
-import importlib.util
 import inspect
-import io
-import types
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("pyarrow")
 
-from command_scenes import CHANGES, END, SHARED, Arguments, Change, End, Stub, make_scenes
+from tokenizers import Tokenizer, models
+from transformers import PretrainedConfig
+
+import lattice_bpd
+from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.cli import build_parser
+from lattice_bpd.cli.generate import _OPTIONS
+from lattice_bpd.cli.options import read_draft_options
+from lattice_bpd.draft.config import STRATEGIES
+from lattice_bpd.train import Corpus, count_corpus
+
+ESTIMATE = "--min-counts 1,2 --smoothing absolute --unseen uniform --katz-k 3"
+ESTIMATED = {"min_counts": [1, 2], "smoothing": "absolute", "unseen": "uniform", "katz_k": 3}
+IDS = "--bos-id 3 --eos-id 2 --unk-id 1"
+NAMED = {"bos_id": 3, "eos_id": 2, "unk_id": 1}
+CORPUS = f"--tokenizer t.json --boundaries line --field body {IDS} --id-type uint32 --threads 2"
+READ = {**NAMED, "tokenizer": "t.json", "vocab_size": 9, "boundaries": "line",
+        "field": "body", "id_type": "uint32", "threads": 2}  # fmt: skip
+TRAIN, CONVERT = "lattice_bpd.train.", "lattice_bpd.lm.convert."
+
+# A command line with every option, or several; the functions that get them, of which the last one
+# is not run; and their arguments.
+LINES: list[tuple[str, str, dict[str, Any]]] = [
+    ("build m -o out --prompts a b --responses c --server url --server-model s --heads "
+     "--keep-heads --no-chat --max-new-tokens 7 --lm x y --order 3 --smoothing absolute --dry-run "
+     "--max-size 4K --epochs 0.5 --batch-size 5 --costs z --time 20m",
+     "lattice_bpd.cli.build.BuildJob",
+     {"output": Path("out"), "prompts": ("a", "b"), "responses": ("c",), "server": "url",
+      "server_model": "s", "heads": True, "keep_heads": True, "chat": False, "max_new_tokens": 7,
+      "lms": (Path("x"), Path("y")), "order": 3, "smoothing": "absolute", "max_bytes": 4096,
+      "epochs": 0.5, "batch_size": 5, "costs": Path("z"), "seconds": 1200.0}),
+    ("build m -o out --responses c --keep-heads", "lattice_bpd.cli.build.BuildJob",
+     {"heads": True, "chat": True}),
+    (f"ngram train ids.npy -o out --model m --vocab-size 9 {CORPUS} {ESTIMATE} --order 2 "
+     "--memory 5M", f"{TRAIN}Corpus {TRAIN}train_corpus",
+     {**READ, **ESTIMATED, "order": 2, "memory": "5M"}),
+    (f"ngram train in.counts -o out {ESTIMATE} --order 2 --memory 5M --threads 2",
+     f"{TRAIN}train_counts", {**ESTIMATED, "order": 2, "memory": "5M", "threads": 2}),
+    (f"ngram count ids.npy -o out --model m --vocab-size 9 {CORPUS} --order 2 --memory 5M --resume "
+     "--checkpoint 7", f"{TRAIN}Corpus {TRAIN}count_corpus",
+     {**READ, "order": 2, "memory": "5M", "resume": True, "checkpoint_minutes": 7.0}),
+    ("ngram merge-counts in.counts -o out --order 2 --allow-repeats --memory 5M --threads 2",
+     f"{TRAIN}merge_counts", {"order": 2, "allow_repeats": True, "memory": "5M", "threads": 2}),
+    (f"ngram distil --model m --corpus ids.npy -o out --vocab-size 9 {CORPUS} {ESTIMATE} --order 2",
+     f"{TRAIN}Corpus {TRAIN}distil.distil_ngram", {**READ, **ESTIMATED, "order": 2}),
+    ("ngram prune in.lm -o out --theta 0.5 --prune-to 2k --min-counts 1,2 --keep-ids ids.txt "
+     "--quantise 8 --threads 2", "lattice_bpd.NGramLM.prune",
+     {"theta": 0.5, "prune_to": 2000, "min_counts": [1, 2], "keep_ids": [1, 2], "threads": 2}),
+    ("ngram prune in.lm -o out --theta 0.5 --quantise 8", "lattice_bpd.NGramLM.quantise",
+     {"bits": 8}),
+    ("ngram merge in.lm in.lm -o out --weights 0.25,0.75 --threads 2",
+     "lattice_bpd.NGramLM.interpolate", {"weights": [0.25, 0.75], "threads": 2}),
+    ("ngram merge in.lm in.lm -o out --heldout ids.txt --tokenizer t.json --threads 2",
+     "lattice_bpd.cli.ngram.read_sequences lattice_bpd.NGramLM.tune_weights",
+     {"path": Path("ids.txt"), "tokenizer": Path("t.json"), "threads": 2}),
+    (f"ngram convert in.lm out --vocab t.json --encoding latin-1 --vocab-size 9 {IDS} --quantise 8 "
+     "--to arpa", f"{CONVERT}read_lm",
+     {**NAMED, "vocab": Path("t.json"), "encoding": "latin-1", "vocab_size": 9}),
+    ("ngram convert in.lm out --vocab t.json --quantise 8 --to arpa",
+     f"lattice_bpd.NGramLM.quantise {CONVERT}write_lm",
+     {"bits": 8, "to": "arpa", "vocab": Path("t.json")}),
+    ("ngram from-kenlm in.arpa out --vocab t.json --encoding latin-1 --write-vocab v",
+     f"{CONVERT}read_kenlm", {"vocab": Path("t.json"), "encoding": "latin-1"}),
+    ("ngram evaluate in.lm --text ids.txt --tokenizer t.json --no-bos --no-eos --threads 2 --json",
+     "lattice_bpd.cli.ngram.read_sequences lattice_bpd.NGramLM.evaluate",
+     {"tokenizer": Path("t.json"), "bos": False, "eos": False, "threads": 2}),
+]  # fmt: skip
 
 
-def leaf_parsers(
-    parser: argparse.ArgumentParser, name: str = ""
-) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The parsers of all commands, by what is typed."""
-    if not parser.add_help:  # its distribution is not installed
-        return
-    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not below:
-        yield name, parser
-    for action in below:
-        for word, child in action.choices.items():
-            yield from leaf_parsers(child, f"{name} {word}".strip())
+class End(Exception):  # noqa: N818
+    """Raised by the last function."""
 
 
-PARSERS = dict(leaf_parsers(build_parser()))
-SCENES = make_scenes(lambda *_, **__: None)
-OPTIONS = [
-    pytest.param(
-        command,
-        action.dest,
-        id=f"{command} {(action.option_strings or [action.dest])[-1]}".replace(" ", "_"),
+def note(
+    name: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, is_last: bool
+) -> None:
+    """Makes a function add its arguments to `given`."""
+    path, _, function = name.rpartition(".")
+    try:
+        holder: Any = importlib.import_module(path)
+    except ModuleNotFoundError:  # of a class
+        holder = getattr(lattice_bpd, path.rpartition(".")[2])
+    original = getattr(holder, function)
+
+    def replaced(*args: Any, **options: Any) -> Any:
+        arguments = inspect.signature(original).bind(*args, **options).arguments
+        given.update({**arguments, **arguments.get("options", {})})
+        if is_last:
+            raise End
+        return original(*args, **options)
+
+    is_method = (
+        inspect.isclass(holder)
+        and inspect.isfunction(original)
+        and "self" in str(inspect.signature(original))
     )
-    for command in SCENES
-    if command in PARSERS
-    for action in PARSERS[command]._actions
-    if action.dest != "help"
-]
+    monkeypatch.setattr(holder, function, replaced if is_method else staticmethod(replaced))
 
 
-def action_of(command: str, dest: str) -> argparse.Action:
-    return next(action for action in PARSERS[command]._actions if action.dest == dest)
-
-
-def to_argv(command: str, arguments: Arguments) -> list[str]:
-    """The command line after the command; positional arguments are last."""
-    options, positional = [], []
-    for action in PARSERS[command]._actions:
-        if action.dest not in arguments:
-            continue
-        values = arguments[action.dest]
-        if action.option_strings:
-            options += [action.option_strings[-1], *values]
-        else:
-            positional += values
-    return [*options, "--", *positional] if positional else options
-
-
-def flatten(name: str, value: Any, into: dict[str, Any]) -> None:
-    """The parts of an argument by name: fields of dataclasses, entries of dicts and lists."""
-    parts: dict[Any, Any] = {}
-    if isinstance(value, dict):
-        parts = value
-    elif isinstance(value, (list, tuple)):
-        into[name] = tuple(plain(part) for part in value)
-        parts = {n: part for n, part in enumerate(value) if not isinstance(part, PLAIN)}
-    else:
-        into[name] = plain(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, (type, Stub)):
-            parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    for key, part in parts.items():
-        flatten(f"{name}.{key}", part, into)
-
-
-PLAIN = (bool, int, float, str, type(None))
-
-
-def plain(value: Any) -> Any:
-    """A number or text as it is; of an object what names it."""
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, Stub):
-        return f"<{value.name}>"
-    if isinstance(value, Path) or hasattr(value, "lossless"):  # acceptance rules: "top_k:4"
-        return str(value)
-    return type(value).__name__
-
-
-class Notes:
-    """What replaced functions were given, by "function.parameter"; repeated calls are numbered."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
-
-    def __call__(self, function: str, **arguments: Any) -> None:
-        count = self._counts[function] = self._counts.get(function, 0) + 1
-        name = function if count == 1 else f"{function}#{count}"
-        for parameter, value in arguments.items():
-            flatten(f"{name}.{parameter}", value, self.values)
-
-    def replace(self, monkeypatch: pytest.MonkeyPatch, target: str, result: Any) -> None:
-        """Replace the function of a dotted name by one that notes its arguments."""
-        holder, attribute = _resolve(target)
-        try:
-            signature = inspect.signature(getattr(holder, attribute))
-        except ValueError:  # of C
-            signature = inspect.Signature(
-                [inspect.Parameter("arg0", inspect.Parameter.POSITIONAL_ONLY)]
-            )
-
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            self(target.rsplit(".", 1)[1], **_named(signature, bound))
-            if result is END:
-                raise End
-            return result(*args, **kwargs) if inspect.isfunction(result) else result
-
-        monkeypatch.setattr(holder, attribute, replacement)
-
-
-def _resolve(target: str) -> tuple[Any, str]:
-    """The module or class that holds what a dotted name means, and its name there."""
-    *parts, name = target.split(".")
-    holder: Any = importlib.import_module(parts[0])
-    for number, part in enumerate(parts[1:], 2):
-        try:  # a package may hold a function of the same name
-            holder = importlib.import_module(".".join(parts[:number]))
-        except ModuleNotFoundError:
-            holder = getattr(holder, part)
-    return holder, name
-
-
-def _named(signature: inspect.Signature, bound: inspect.BoundArguments) -> dict[str, Any]:
-    """Arguments by name; those of **options by their own."""
-    named: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            named |= value
-        else:
-            named[name] = value
-    return named
-
-
-def run(
-    command: str, change: Change, arguments: Arguments, folder: Path, monkeypatch: Any
-) -> dict[str, Any]:
-    """Run a command in a fresh folder; what its functions were given, what it printed and wrote."""
-    notes = Notes()
-    scene = make_scenes(notes)[command]
-    folder.mkdir()
-    for name, text in {**scene.files, **change.files}.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    args = PARSERS[command].parse_args(to_argv(command, arguments))
-    output = io.StringIO()
-    with monkeypatch.context() as patched, contextlib.redirect_stdout(output):
-        patched.chdir(folder)
-        for target, result in scene.calls.items():
-            notes.replace(patched, target, result)
-        with contextlib.suppress(End):
-            args.run(args)
-    notes.values["stdout"] = output.getvalue()
-    notes.values["files"] = tuple(sorted(path.name for path in folder.iterdir()))
-    return {
-        name: value.replace(str(folder), "HERE") if isinstance(value, str) else value
-        for name, value in notes.values.items()
-    }
-
-
-def values_of(action: argparse.Action) -> tuple[list[str], Any]:
-    """Another value for an option than its default, as typed and as parsed."""
-    if action.nargs == 0:
-        return [], action.const if action.const is not None else True
-    if action.choices is not None:
-        chosen = next(choice for choice in action.choices if choice != action.default)
-        return [str(chosen)], chosen
-    if action.type is int:
-        return ["3"], 3
-    if action.type is float:
-        return ["0.375"], 0.375
-    return ["changed"], "changed"
-
-
-def holds(value: Any, wanted: Any) -> bool:
-    """Whether an argument is, or holds, what is wanted."""
-    if callable(wanted):
-        return bool(wanted(value))
-    if isinstance(value, str) and isinstance(wanted, str):
-        return value == wanted or wanted in Path(value).parts
-    return value == wanted or (isinstance(value, tuple) and wanted in value)
-
-
-@pytest.mark.parametrize(("command", "dest"), OPTIONS)
-@pytest.mark.filterwarnings("ignore")
-def test_every_option_is_passed_on(command, dest, tmp_path, monkeypatch):
-    action = action_of(command, dest)
-    change = CHANGES.get(command, {}).get(dest) or SHARED.get(dest, Change())
-    values, wanted = values_of(action)
-    values = values if change.values is None else change.values
-    wanted = values[0] if change.values and not isinstance(wanted, int) else wanted
-    wanted = change.wanted if change.wanted is not None else wanted
-    plain = {**SCENES[command].arguments, **change.given}
-    changed = {name: given for name, given in plain.items() if name not in change.drop}
-    changed[dest] = values
-    if change.given:
-        plain = {name: given for name, given in plain.items() if name not in change.drop}
-    before = run(command, change, plain, tmp_path / "before", monkeypatch)
-    after = run(command, change, changed, tmp_path / "after", monkeypatch)
-
-    moved = {
-        name for name in {*before, *after} if before.get(name, before) != after.get(name, after)
-    }
-    assert moved, f"{command}: {dest} is ignored"
-    assert change.must <= moved, f"{command}: {dest} does not reach {change.must - moved}"
-    named = {name for name in {*before, *after} if dest in name.split(".")}
-    if isinstance(wanted, str):  # what was read from a file is known by its text elsewhere
-        named = {name for name in named & moved if not str(after.get(name, "<")).startswith("<")}
-    elif not isinstance(wanted, (int, float)):
-        named = set()
-    passed = {name: after[name] for name in (named or moved) & moved if name in after}
-    assert any(holds(value, wanted) for value in passed.values()), (
-        f"{command}: {dest} is passed on as {passed}; expected {wanted!r}"
+@pytest.fixture
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text('{"vocab_size": 9}')
+    words = models.WordLevel({str(number): number for number in range(9)}, unk_token="0")
+    Tokenizer(words).save("t.json")
+    (tmp_path / "ids.txt").write_text("1 2\n")
+    np.save(tmp_path / "ids.npy", np.arange(9))
+    NGramLM.train([[1, 2]], 2, vocab_size=9, smoothing="witten_bell").save(tmp_path / "in.lm")
+    count_corpus(Corpus(["ids.npy"], vocab_size=9), "in.counts", order=2)
+    config = PretrainedConfig(vocab_size=9)
+    monkeypatch.setattr(
+        "lattice_bpd.cli.files.load_causal_lm", lambda _: SimpleNamespace(config=config)
     )
 
 
-def names_in(code: types.CodeType) -> set[str]:
-    """Attributes that code reads, and its strings."""
-    names = set(code.co_names)
-    for value in code.co_consts:
-        if isinstance(value, types.CodeType):
-            names |= names_in(value)
-        elif isinstance(value, (str, tuple)):
-            names |= {value} if isinstance(value, str) else set(value)
-    return names
+@pytest.mark.usefixtures("_files")
+@pytest.mark.parametrize(
+    ("line", "functions", "expected"), LINES, ids=[" ".join(line.split()[:2]) for line, *_ in LINES]
+)
+def test_options_reach_the_library(
+    line: str, functions: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, given = build_parser().parse_args(line.split()), dict[str, Any]()
+    for name in functions.split():
+        note(name, given, monkeypatch, is_last=name == functions.split()[-1])
+    with pytest.raises(End):
+        args.run(args)
+    found = {name: given.get(name) for name in expected}
+    found["keep_ids"] = np.ravel(found["keep_ids"]).tolist() if "keep_ids" in found else None
+    assert found == {"keep_ids": None, **expected}
 
 
-@pytest.mark.parametrize("command", [name for name in PARSERS if name not in SCENES])
-def test_commands_of_other_distributions_read_their_options(command):
-    parser = PARSERS[command]
-    run = parser.get_default("run")
-    assert not run.__module__.startswith("lattice_bpd."), "a command of the core needs a scene"
-    names = set[str]()
-    shared = run.__module__.rpartition(".")[0] + ".evaluate_options"  # of kim2024
-    modules = [name for name in (run.__module__, shared) if importlib.util.find_spec(name)]
-    for name in modules:
-        for value in vars(importlib.import_module(name)).values():
-            code = getattr(value, "__code__", None)
-            names |= names_in(code) if code and value.__name__ != "add_parser" else set()
-            names |= set(value) if isinstance(value, tuple) else set()
-    assert {action.dest for action in parser._actions} - names <= {"help"}
+def test_every_option_is_above() -> None:
+    lines = [line.split() for line, *_ in LINES]
+    for command in {" ".join(words[: 1 + (words[0] == "ngram")]) for words in lines}:
+        parser = build_parser()
+        for word in command.split():
+            (choices,) = (a.choices for a in parser._actions if isinstance(a.choices, dict))
+            parser = choices[word]
+        used = {word for words in lines if " ".join(words).startswith(command) for word in words}
+        options = [set(action.option_strings) for action in parser._actions[1:]]
+        assert all(not names or names & used for names in options), command
 
 
-@pytest.mark.parametrize("command", SCENES)
-def test_scenes_have_no_options_that_are_no_more(command):
-    if command not in PARSERS:
-        pytest.skip("its distribution is not installed")
-    known = {action.dest for action in PARSERS[command]._actions}
-    given = {*CHANGES.get(command, {}), *SCENES[command].arguments}
-    assert not given - known  # options that are no more
+@pytest.mark.parametrize("name", _OPTIONS)
+def test_draft_options_are_fields_of_the_config(name: str) -> None:
+    values: dict[str, Any] = {"sources": ("heads", "text"), "alpha": 0.375, "temperature": 0.375}
+    value = values.get(name, 3)
+    strategy = next(n for n, info in STRATEGIES.items() if name in info.options)
+    words = ["--strategy", strategy, f"--{name.replace('_', '-')}"]
+    words.append(",".join(value) if isinstance(value, tuple) else str(value))
+    args = build_parser().parse_args(["generate", "m", *words])
+    config = read_draft_options("generate", args, _OPTIONS)
+    assert config == DraftConfig(strategy, **{name: value})

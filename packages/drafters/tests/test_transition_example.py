@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +15,19 @@ pytest.importorskip("sentencepiece")
 
 from lattice_bpd_drafters.block_training import BlockTrainOptions
 from lattice_bpd_drafters.selector_texts import SelectorOptions
-from transition_examples import import_example
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 @pytest.fixture
 def example(monkeypatch):
-    yield from import_example(monkeypatch, "transition_scores")
+    """The module; the modules of examples/ that it imports are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield importlib.import_module("transition_scores")
+    for name in set(sys.modules) - before:
+        if str(EXAMPLES) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
 
 
 def test_lines_of_both_domains(example, shared_data, tmp_path, capsys):
