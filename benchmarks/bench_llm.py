@@ -36,7 +36,7 @@ from machine import describe_machine
 from peer_drafters import CallCounter
 from report import print_table, write_json
 
-from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
+from lattice_bpd.build.bootstrap import bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify import use_cpu_attention
@@ -84,14 +84,14 @@ def describe_line(runs: Sequence[Run], greedy: Sequence[Run]) -> dict[str, Any]:
     calls = np.array([run.calls for run in runs], np.float64)
     seconds = np.array([run.seconds["total"] for run in runs])
     plain = [run.seconds["total"] / len(run.output) for run in greedy]
-    speed = compare_paired(tokens, seconds, np.array(plain) * tokens).gain
+    speed = bootstrap_ratio(np.array(plain) * tokens, seconds)
     equal = [run.output == other.output for run, other in zip(runs, greedy, strict=True)]
     before = [
         count_shared(run.output, other.output) for run, other in zip(runs, greedy, strict=True)
     ]
     return {
-        "tokens_per_call": bootstrap_block_efficiency(tokens, calls).to_json(),
-        "speed": {name: 1.0 + value for name, value in speed.to_json().items()},
+        "tokens_per_call": bootstrap_ratio(tokens, calls).to_json(),
+        "speed": speed.to_json(),
         "tokens_per_second": float(tokens.sum() / seconds.sum()),
         "equal_texts": sum(equal) / len(equal),
         "equal_positions": sum(before) / sum(len(run.output) for run in greedy),

@@ -39,7 +39,7 @@ from peer_targets import FULL, MAX_NODES, NAMES, QUICK, Fit, Size, Target, fit, 
 from report import write_json
 
 import lattice_bpd.decode.drafters as ld
-from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
+from lattice_bpd.build.bootstrap import bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.decode import decode
 from lattice_bpd_kim2024.live.compare import find_difference
@@ -139,13 +139,13 @@ def describe(lines: Sequence[Line], greedy: list[list[int]]) -> list[dict[str, A
     for line in lines:
         calls = np.array([run.calls for run in line.rounds[0]])
         drafted = sum(run.draft_positions for run in line.rounds[0])
-        gain = compare_paired(tokens, calls, reference).gain
+        gain = bootstrap_ratio(reference, calls, less=1.0)
         rows.append(
             {
                 "name": line.name,
                 "label": line.label,
                 "group": line.group,
-                "tokens_per_call": bootstrap_block_efficiency(tokens, calls).to_json(),
+                "tokens_per_call": bootstrap_ratio(tokens, calls).to_json(),
                 "over_tree": gain.to_json(),
                 "draft_tokens_per_call": float(drafted / (calls - 1).sum()),
                 "speed": _ratio(seconds["greedy"], seconds[line.name]),

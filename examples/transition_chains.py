@@ -47,7 +47,7 @@ from transition_parts import (
 )
 from transition_results import decode_together, require_lossless
 
-from lattice_bpd.build.bootstrap import Interval, bootstrap_block_efficiency, compare_paired
+from lattice_bpd.build.bootstrap import Interval, bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.draft.config import DraftConfig
@@ -226,7 +226,7 @@ def describe(results: dict[str, Any]) -> list[str]:
         f"Both with alpha {SAME.alpha:g}, temperature {SAME.temperature:g}: whole drafts of the "
         f"mass walk {sum(tokens) / sum(walk['calls']):.3f} tokens per call, of the chain "
         f"{sum(tokens) / sum(chain['calls']):.3f}; the walk relative to the chain "
-        f"{_percent(compare_paired(tokens, walk['calls'], chain['calls']).gain)}.",
+        f"{_percent(bootstrap_ratio(chain['calls'], walk['calls'], less=1.0))}.",
         f"They differ at {found['differ']} of {found['positions']} positions. Draft tokens:",
     ]
     for name in ("mass_walk", "expected_length"):
@@ -240,14 +240,14 @@ def describe(results: dict[str, Any]) -> list[str]:
 
 
 def _efficiency(tokens: list[int], calls: list[int]) -> str:
-    found = bootstrap_block_efficiency(tokens, calls)
+    found = bootstrap_ratio(tokens, calls)
     return f"{found.value:.3f} ({found.low:.2f}-{found.high:.2f})"
 
 
 def _gain(line: dict[str, Any], reference: dict[str, Any], kind: str) -> str:
     if line is reference:
         return ""
-    return _percent(compare_paired(line["tokens"], line[kind], reference[kind]).gain)
+    return _percent(bootstrap_ratio(reference[kind], line[kind], less=1.0))
 
 
 def _percent(gain: Interval) -> str:

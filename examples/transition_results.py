@@ -10,7 +10,7 @@ from stories260k_parts import Recipe
 from transition_parts import SEARCHES
 
 from lattice_bpd import NGramLM
-from lattice_bpd.build.bootstrap import compare_paired
+from lattice_bpd.build.bootstrap import bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.draft.config import DraftConfig
@@ -141,9 +141,8 @@ def gains(comparison: Comparison) -> dict[str, Any]:
 
 
 def _gain(more: StrategyResult, fewer: StrategyResult) -> dict[str, float]:
-    tokens = [stats.tokens for stats in more.stats]
     calls, baseline = ([stats.target_calls for stats in line.stats] for line in (more, fewer))
-    return compare_paired(tokens, calls, baseline).gain.to_json()
+    return bootstrap_ratio(baseline, calls, less=1.0).to_json()
 
 
 def describe_gains(found: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -91,7 +92,9 @@ def _run(args: argparse.Namespace) -> None:
     start = time.perf_counter()
     quiet_transformers()
     torch.set_num_threads(min(torch.get_num_threads(), 4))  # for training; more slow it down
-    console = make_console(no_color=args.no_color)
+    if args.no_color:
+        os.environ["NO_COLOR"] = "1"
+    console = make_console()
     watcher = ConsoleWatcher(console, _TITLES)
     args.out.mkdir(parents=True, exist_ok=True)
     about: dict[str, Any] = {"smoke_test": args.quick, "reused": True, "seconds": {}}

@@ -11,8 +11,8 @@ class Watcher(Protocol):
     def begin(self, stage: str, total: int | None = None) -> None:
         """Starts a stage, such as "text" or "training", of `total` steps (None: unknown)."""
 
-    def advance(self, total: int | None = None, note: str = "") -> None:
-        """Counts one finished step."""
+    def advance(self, total: int | None = None, note: str = "", share: float | None = None) -> None:
+        """Counts one finished step; `share` of the time is over (0: that of the steps)."""
 
     def end(self) -> None:
         """Ends the stage."""
@@ -24,7 +24,7 @@ class SilentWatcher:
     def begin(self, stage: str, total: int | None = None) -> None:
         """See Watcher."""
 
-    def advance(self, total: int | None = None, note: str = "") -> None:
+    def advance(self, total: int | None = None, note: str = "", share: float | None = None) -> None:
         """See Watcher."""
 
     def end(self) -> None:

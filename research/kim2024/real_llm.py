@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
-from lattice_bpd.build.bootstrap import bootstrap_block_efficiency
+from lattice_bpd.build.bootstrap import bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.draft.mixture import KnownText, fit_to_texts, make_mixture, replay_text
 from lattice_bpd.lattice.lattice_input import LatticeInput
@@ -182,7 +182,7 @@ def summarize(
         / sum(c for c, k in zip(calls, kinds, strict=True) if k == kind)
         for kind in dict.fromkeys(kinds)
     }
-    return {**bootstrap_block_efficiency(tokens, calls).to_json(), "kinds": by_kind, **chosen}
+    return {**bootstrap_ratio(tokens, calls).to_json(), "kinds": by_kind, **chosen}
 
 
 def named(argument: str) -> tuple[str, Path]:

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
+from lattice_bpd.build.bootstrap import bootstrap_ratio
+from lattice_bpd_kim2024.lab.paired import compare_paired
 
 # Two texts, resampled with replacement: both the first 1/4, one of each 1/2, both the second 1/4.
 TOKENS, CALLS = [12, 12], [2, 6]
@@ -23,9 +24,9 @@ TOKENS, CALLS = [12, 12], [2, 6]
     ],
 )
 def test_an_interval_leaves_equal_shares_outside_on_each_side(level, low, high):
-    result = bootstrap_block_efficiency(TOKENS, CALLS, level=level)
+    result = bootstrap_ratio(TOKENS, CALLS, level=level)
     assert (result.value, result.low, result.high) == (3.0, low, high)
-    gain = compare_paired(TOKENS, CALLS, [6, 6], level=level).gain
+    gain = bootstrap_ratio([6, 6], CALLS, less=1.0, level=level)
     # calls of the baseline over calls: 6/2, 12/8, 6/6, and 1 less
     wanted = {2.0: 0.0, 3.0: 0.5, 6.0: 2.0}
     assert (gain.value, gain.low, gain.high) == (0.5, wanted[low], wanted[high])
@@ -34,20 +35,20 @@ def test_an_interval_leaves_equal_shares_outside_on_each_side(level, low, high):
 @pytest.mark.parametrize("samples", [9, 99, 2000])
 def test_a_p_value_counts_the_observed_signs_among_the_samples(samples):
     # 60 texts, each faster: no random signs are as extreme, so only the observed ones count
-    result = compare_paired(np.full(60, 40), np.full(60, 10), np.full(60, 15), samples=samples)
+    result = compare_paired(np.full(60, 10), np.full(60, 15), samples=samples)
     assert result.p_value == 1 / (samples + 1)
-    same = compare_paired(np.full(60, 40), np.full(60, 10), np.full(60, 10), samples=samples)
+    same = compare_paired(np.full(60, 10), np.full(60, 10), samples=samples)
     assert same.p_value == 1.0
-    slower = compare_paired(np.full(60, 40), np.full(60, 15), np.full(60, 10), samples=samples)
+    slower = compare_paired(np.full(60, 15), np.full(60, 10), samples=samples)
     assert slower.p_value == result.p_value  # two-sided
 
 
 def test_a_p_value_is_the_exact_one_on_few_texts():
-    tokens, calls, before = [40] * 6, [10, 12, 9, 11, 13, 8], [13, 14, 9, 12, 15, 12]
-    result = compare_paired(tokens, calls, before, samples=20000)
+    calls, before = [10, 12, 9, 11, 13, 8], [13, 14, 9, 12, 15, 12]
+    result = compare_paired(calls, before, samples=20000)
     assert result.gain.value == pytest.approx(75 / 63 - 1)
     saved = np.subtract(before, calls)
     flips = np.array(list(itertools.product([-1, 1], repeat=6))) @ saved
     assert result.p_value == pytest.approx(np.mean(np.abs(flips) >= saved.sum()), abs=0.01)
     with pytest.raises(ValueError, match="one text or more"):
-        bootstrap_block_efficiency([], [])
+        bootstrap_ratio([], [])

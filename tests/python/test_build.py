@@ -1,6 +1,9 @@
 """`lattice-bpd build`: the whole command on a tiny model, and the choice of sources."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from build_runs import HEADS, build, chat_tokenizer, make_folder
+from build_runs import HEADS, build, chat_tokenizer, make_folder, write_prompts
 from lattice_bpd import NGramLM
+from lattice_bpd.build import build as build_module
 from lattice_bpd.build import choice as choice_module
+from lattice_bpd.build import report
 from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd.draft.mixture import KnownText
 from lattice_bpd.models import VocabularyHeads, load_heads
+from lattice_bpd.train.responses import generation
 from target_models import VOCAB, build_target
 
 NEW = 12
@@ -32,7 +38,7 @@ def test_build_writes_a_drafter_that_decodes(
     assert build(folder, *HEADS) == 0
     printed = capsys.readouterr().out
     assert "5 of 5 texts equal" in printed
-    assert "| heads |" in printed
+    assert re.search(r"\| heads \| -\d+ % \(.*\) \| kept by --keep-heads \|", printed)
     assert (folder / "out" / "README.md").read_text().strip() in printed
     content = json.loads((folder / "out" / "drafter.json").read_text())
     assert content["strategy"] == "mixture"
@@ -79,7 +85,7 @@ def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str
     assert build(folder, "--dry-run", "--heads") == 0
     printed = capsys.readouterr().out
     assert "40 prompts, 200 tokens in all" in printed
-    assert "states" in printed
+    assert "  heads  " in printed
     assert not (folder / "out").exists()
     assert build(folder, "--time", "1s") == 0  # at least three prompts
     assert len((folder / "out" / "responses.jsonl").read_text().splitlines()) == 3
@@ -89,23 +95,93 @@ def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str
     ("options", "message"),
     [
         (["--time", "soon"], "expected a time such as"),
-        (["--max-size", "0"], "expected a size above 0"),
-        (["--prompts", "missing.jsonl"], "missing.jsonl"),
-        (["--lm", "missing.lm"], "missing.lm"),
+        (["--max-size", "much"], "is not a size"),
     ],
 )
 def test_errors_of_build(
     folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if options[0] in ("--time", "--max-size"):
-        with pytest.raises(SystemExit):
-            build(folder, *options)
-    else:
-        assert build(folder, *options) == 2
+    with pytest.raises(SystemExit):
+        build(folder, *options)
     assert message in capsys.readouterr().err
 
 
-def test_responses_of_a_log_are_not_generated(folder: Path) -> None:
+def test_inputs_are_checked_before_torch_is_loaded(folder: Path) -> None:
+    """What is missing, or does not fit, is an error within the time that numpy takes to load."""
+    model, prompts, missing = folder / "model", folder / "prompts.json", folder / "missing"
+    (folder / "two.json").write_text('["Hi", "Hi"]')
+    (folder / "plain").mkdir()
+    (folder / "plain" / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    building = ["build", str(model), "-o", str(folder / "out"), "--prompts"]
+    cases = {
+        (*building, missing): "no such file",
+        (*building, folder): "is a folder; expected a file",
+        (*building, folder / "two.json"): "found 2 prompts; expected 3 or more",
+        (*building, prompts, "--costs", missing): "no such file",
+        (*building, prompts, "--costs", prompts): "not a cost curve",
+        (*building, prompts, "--lm", missing): "no such file",
+        (*building, prompts, "--lm", prompts): "not an LM",
+        (*building, prompts, "--max-size", "0"): "--max-size is 0; expected 1 byte or more",
+        (*building, prompts, "-o", prompts): "is a file; expected a folder",
+        ("generate", missing, "--prompt", "Hi"): "no such folder",
+        ("generate", folder / "plain", "--chat", "Hi"): "has no chat template",
+        ("generate", model, "--prompt", "Hi", "--drafter", missing): "no such file or folder",
+        ("generate", model, "--prompt", "Hi", "--lm", missing): "no such file or folder",
+        ("generate", model, "--prompt", "Hi", "--heads", missing): "--heads",
+    }  # fmt: skip
+    program = (
+        "import json, sys\nfrom lattice_bpd.cli import main\n"
+        "for words in json.load(sys.stdin):\n    assert main(words) == 2\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), words"
+    )
+    words = json.dumps([[str(word) for word in case] for case in cases])
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=words, capture_output=True, text=True, check=False
+    )
+    lines = done.stderr.splitlines()
+    assert done.returncode == 0, lines
+    assert len(lines) == len(cases)
+    for line, message in zip(lines, cases.values(), strict=True):
+        assert message in line
+
+
+@pytest.mark.parametrize(("batch", "positions"), [(64, 32768), (7, 32768), (64, 500)])
+def test_a_plan_counts_the_steps_of_a_batch(
+    batch: int, positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as generation takes, and each row gets its tokens."""
+    monkeypatch.setattr(generation, "_POSITIONS", positions)
+    lengths = [5, 5, 6, 6, 7, 8, 9, 12, 15, 20, 30, 50, 60, 70, 80]
+    done, step = [], generation._Batch._step
+
+    def note(self: Any) -> Any:
+        done.append(len(self._texts))
+        yield from step(self)
+
+    monkeypatch.setattr(generation._Batch, "_step", note)
+    prompts = [[2 + n % 50 for n in range(length)] for length in lengths]
+    model = build_target("llama")
+    list(generation.generate_responses(model, prompts, NEW, stop_token_ids=(), batch_size=batch))
+    monkeypatch.setattr(report, "_NARROW", 1e9)  # the same time for any width
+    steps, rows = report._batch_work(lengths, [NEW], NEW, batch)
+    assert sum(done) == NEW * len(lengths) == round(rows)
+    assert abs(len(done) - steps) <= 0.25 * len(done)
+
+
+def test_live_decoding_is_a_share_of_the_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path)
+    write_prompts(folder, [f"w{10 + n // 50} w{12 + n % 50}" for n in range(80)])
+    for share, count in ((0.0, 5), (1e6, 8)):
+        monkeypatch.setattr(build_module, "LIVE_SHARE", share)
+        assert build(folder) == 0
+        assert f"On {count} held-out prompts" in capsys.readouterr().out
+
+
+def test_responses_of_a_log_are_not_generated(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = folder / "log.jsonl"
     records: list[Any] = [{"prompt": f"w{n}", "response": "w40 w41 w42"} for n in range(10, 20)]
     hi, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "w43"}
@@ -115,6 +191,13 @@ def test_responses_of_a_log_are_not_generated(folder: Path) -> None:
     assert main(["build", str(folder / "model"), "--responses", str(file), "-o", out]) == 0
     assert not (folder / "out" / "responses.jsonl").exists()
     assert main(["build", str(folder / "model"), "-o", out]) == 2
+    assert "repeat what the same response has before" not in capsys.readouterr().out
+    file.write_text(
+        json.dumps([{"prompt": f"w{n}", "response": "w40 w41 " * 20} for n in range(9)])
+    )
+    assert main(["build", str(folder / "model"), "--responses", str(file), "-o", out]) == 0
+    # 40 tokens and the end: 34 spans of 8 tokens, 3 of them new
+    assert "76% of the responses' tokens repeat" in capsys.readouterr().out
     arguments = ["--responses", str(file), "-o", out, "--dry-run"]  # nothing to probe with
     assert main(["build", str(folder / "model"), *arguments]) == 2
 

@@ -123,6 +123,8 @@ def test_three_prompts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert build(folder) == 0
     out = capsys.readouterr().out
     assert "too few to measure gains" in out
+    assert re.search(r"\| n-gram LM of own responses \| [+-]\d+ % \| left out \|", out)
+    assert not re.search(r"% \(", out)  # no interval
     assert "| left out |" in out
     assert json.loads((folder / "out" / "drafter.json").read_text())["sources"] == ["text"]
     write_prompts(folder, ["Hi", "Who?"])

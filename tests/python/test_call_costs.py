@@ -10,7 +10,8 @@ pytest.importorskip("transformers")
 
 from blockwise_models import trained_model
 from lattice_bpd import FormatError
-from lattice_bpd.build.call_costs import measure_costs, read_costs
+from lattice_bpd.build.call_costs import measure_costs
+from lattice_bpd.build.job import read_costs
 from lattice_bpd.decode import DraftingModel
 
 

@@ -42,7 +42,7 @@ LINES: list[tuple[str, str, dict[str, Any]]] = [
      "lattice_bpd.cli.build.BuildJob",
      {"output": Path("out"), "prompts": ("a", "b"), "responses": ("c",), "server": "url",
       "server_model": "s", "heads": True, "keep_heads": True, "chat": False, "max_new_tokens": 7,
-      "lms": (Path("x"), Path("y")), "order": 3, "smoothing": "absolute", "max_bytes": 4096,
+      "lms": (Path("x"), Path("y")), "order": 3, "smoothing": "absolute", "max_bytes": 4000,
       "epochs": 0.5, "batch_size": 5, "costs": Path("z"), "seconds": 1200.0}),
     ("build m -o out --responses c --keep-heads", "lattice_bpd.cli.build.BuildJob",
      {"heads": True, "chat": True}),

@@ -58,7 +58,7 @@ def test_save_and_load_give_the_same_model(kind, tmp_path):
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("blockwise_heads.json", None, "no draft heads in this folder"),
+        ("blockwise_heads.json", None, "no draft heads in this folder.*lattice-bpd build --heads"),
         ("blockwise_heads.json", "{", "cannot be read"),
         ("blockwise_heads.json", "[]", "is not a"),
         ("blockwise_heads.json", {"version": 9}, "format version 9, expected 1"),

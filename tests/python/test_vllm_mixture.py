@@ -30,7 +30,7 @@ from fake_vllm import (
     vllm,
 )
 from lattice_bpd import DraftConfig
-from lattice_bpd.build.call_costs import read_costs
+from lattice_bpd.build.job import read_costs
 from lattice_bpd.decode.drafters.mixture import ROUNDED_UP
 from lattice_bpd.models.heads import VocabularyHeads
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep

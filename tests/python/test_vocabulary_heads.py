@@ -227,7 +227,7 @@ class Interrupted(SilentWatcher):
     def __init__(self, after: int = -1) -> None:
         self.after, self.steps = after, 0
 
-    def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+    def advance(self, *_: Any, **__: Any) -> None:
         self.steps += 1
         if self.steps == self.after:
             raise KeyboardInterrupt

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from lattice_bpd.atomic_files import write_text
-from lattice_bpd.build.call_costs import interpolate_costs, measure_costs, read_costs
+from lattice_bpd.build.call_costs import interpolate_costs, measure_costs
 from lattice_bpd.build.choice import (
     COST_ROUNDS,
     COST_SIZES,
@@ -27,11 +27,13 @@ from lattice_bpd.build.choice import (
     Source,
     choose_sources,
 )
-from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
+from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, read_costs, split_chats
 from lattice_bpd.build.report import (
+    LIVE_SHARE,
     BuildResult,
     decode_live,
     describe_drafter,
+    describe_repetition,
     make_plan,
     make_server,
 )
@@ -48,7 +50,7 @@ from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.head_states import KeptStates, StateFile
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
-from lattice_bpd.train.responses.prompts import Chat, encode_prompt, read_chats
+from lattice_bpd.train.responses.prompts import Chat, encode_prompt
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.train.vocabulary_heads import (
     VocabularyHeadsOptions,
@@ -75,7 +77,9 @@ def write_folder(
     folder, lms = job.output, []
     (folder / "drafter.json").unlink(missing_ok=True)
     for number, lm in enumerate(choice.lms):
-        lms.append(_write_lm(folder, f"ngram{number or ''}.lm", lm))
+        name = f"ngram{number or ''}.lm"
+        lm.save(folder / name)
+        lms.append({"file": name, "order": lm.order, "vocab_size": lm.vocab_size})
     names = {about["file"] for about in lms}
     for path in folder.glob("*.lm"):
         if path.name not in names:
@@ -98,28 +102,10 @@ def write_folder(
     ).save(folder / "drafter.json")  # fmt: skip
 
 
-def _write_lm(folder: Path, name: str, lm: NGramLM) -> dict[str, Any]:
-    lm.save(folder / name)
-    return {"file": name, "order": lm.order, "vocab_size": lm.vocab_size}
-
-
 _TOP_K = 16  # candidates of each slot of the heads
 _CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
 _OWN = 0.9  # share of their tokens below which they are not the model's own
 _BYTES_A_TURN = 0.95  # of the size that pruning aims at, since bytes per n-gram vary
-
-
-class _Clock:
-    """Seconds of the stages."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = now - self._last
-        self._last = now
 
 
 def build_drafter(
@@ -141,27 +127,26 @@ def build_drafter(
         OSError: a file that cannot be read or written.
         FormatError: a file of another format.
     """
-    clock = _Clock()
-    if job.costs is not None:
-        read_costs(job.costs)  # before the work
-    chats = [chat for file in job.prompts for chat in read_chats(file)]
-    given = [chat for file in job.responses for chat in read_chats(file)]
-    if len(chats) + len(given) < FEWEST_CHATS:
-        raise ValueError(
-            f"build: found {len(chats) + len(given)} prompts; expected {FEWEST_CHATS} or more: to "
-            "train on, to fit the mixture to and to measure"
-        )
-    chats = [chats[n] for n in np.random.default_rng(0).permutation(len(chats))]
+    seconds, last = dict[str, float](), time.perf_counter()
+
+    def lap(stage: str) -> None:
+        nonlocal last
+        seconds[stage], last = time.perf_counter() - last, time.perf_counter()
+
+    job.check()
+    given = job.given
+    chats = [job.chats[n] for n in np.random.default_rng(0).permutation(len(job.chats))]
     if job.seconds is not None and chats:
-        chats = chats[: _fitting_count(model, tokenizer, chats, job)]
-        clock.lap("probe")
+        share = make_plan(model, tokenizer, chats, job).count_fitting(job.seconds)
+        chats = chats[: max(FEWEST_CHATS, int(min(1.0, share) * len(chats)))]
+        lap("probe")
     _check_folder(job.output, model)
     job.output.mkdir(parents=True, exist_ok=True)
     drafting = _check_drafting(model, tokenizer, [*chats, *given][0], job)
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
     states = StateFile(job.output / "states.bin", model) if job.heads else None
     exchanges, notes = _read_responses(model, tokenizer, chats, given, job, stops, states, watcher)
-    clock.lap("responses")
+    lap("responses")
     training, fitting, held_out = (
         [n for n, one in enumerate(exchanges) if one.chat in part]
         for part in split_chats(sorted({one.chat for one in exchanges}))
@@ -171,7 +156,7 @@ def build_drafter(
             "build: too few prompts fit into the model's positions; expected shorter ones"
         )
     lm = _train_lm(job, drafting.vocab_size, [exchanges[n].response for n in training])
-    clock.lap("LM")
+    lap("LM")
     heads, accuracy = None, None
     candidates: dict[int, Any] = {}
     if states is not None:
@@ -179,9 +164,9 @@ def build_drafter(
             model, exchanges, states.read(exchanges, watcher), training, fitting, held_out, job,
             watcher,
         )  # fmt: skip
-        clock.lap("heads")
+        lap("heads")
     call_seconds = _measure_calls(drafting, job, watcher)
-    clock.lap("costs")
+    lap("costs")
     texts = [
         KnownText([*one.prompt, *one.response], len(one.prompt), candidates.get(n))
         for n, one in enumerate(exchanges)
@@ -196,23 +181,25 @@ def build_drafter(
         own_seconds=OWN_SECONDS if job.costs is None else 0.0,
         is_chain=job.costs is not None or drafting.target.is_recurrent,
     )  # fmt: skip
-    clock.lap("choice")
+    lap("choice")
     counts = {
         "conversations": len(chats) + len(given),
         "responses": len(training),
         "tokens": sum(len(exchanges[n].response) for n in training),
+        "held out": len(held_out),
     }
+    notes += describe_repetition([one.response for one in exchanges])
     used = heads if choice.heads else None
     write_folder(model, job, drafting.vocab_size, choice, used)
     live = decode_live(
         model, job.output, [exchanges[n] for n in held_out][: job.live_prompts],
-        stops, used, watcher,
+        stops, used, sum(seconds.values()) * LIVE_SHARE, watcher,
     )  # fmt: skip
-    clock.lap("live decoding")
+    lap("live decoding")
     target = f"{drafting.vocab_size:,} token ids, fingerprint {_fingerprint(model)}"
-    result = BuildResult(counts, choice, accuracy, live, clock.seconds, notes, target)
-    card = describe_drafter(result, model.config.name_or_path or "a model", job.heads)
-    write_text(job.output / "README.md", card)
+    result = BuildResult(counts, choice, accuracy, live, seconds, notes, target)
+    name = model.config.name_or_path or "a model"
+    write_text(job.output / "README.md", describe_drafter(result, name))
     return result
 
 
@@ -369,11 +356,3 @@ def _time_heads(model: PreTrainedModel, heads: VocabularyHeads) -> float:
         heads.lattice(hidden, exact).scores.cpu()
         times.append(time.perf_counter() - start)
     return float(np.median(times))
-
-
-def _fitting_count(
-    model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job: BuildJob
-) -> int:
-    """The number of conversations whose build fits into the job's time."""
-    share = make_plan(model, tokenizer, chats, job).count_fitting(job.seconds or 0.0)
-    return max(FEWEST_CHATS, int(min(1.0, share) * len(chats)))

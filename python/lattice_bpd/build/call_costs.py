@@ -1,20 +1,15 @@
-"""Time of a target call by its number of draft tokens: from a file, or measured."""
+"""Time of a target call by its number of draft tokens."""
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lattice_bpd._core import FormatError
-from lattice_bpd.text_input import read_text
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
@@ -27,36 +22,6 @@ SIZES = (0, 1, 4, 8, 12, 18, 24, 36, 54, 72, 108, 144)
 ROUNDS = 15
 _CONTEXT = 64  # tokens before the measured call
 _FAR = 1 << 20  # more draft tokens than any call has
-
-
-def read_costs(path: str | Path) -> dict[int, float]:
-    """Call times from JSON.
-
-    Args:
-        path: a file with one object, draft tokens -> milliseconds: {"0": 1.9, "36": 2.4}.
-
-    Returns:
-        Milliseconds by draft tokens.
-
-    Raises:
-        OSError: it cannot be read.
-        FormatError: something else, or fewer than two sizes.
-    """
-    path = Path(path)
-    try:
-        value = json.loads(read_text(path))
-        costs = {int(size): float(cost) for size, cost in value.items()}
-        for size, cost in costs.items():
-            if size < 0 or not 0.0 < cost < math.inf:
-                raise ValueError(f"{size} draft tokens in {cost} ms")
-        if len(costs) < 2:
-            raise ValueError(f"{len(costs)} sizes; expected two or more")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise FormatError(
-            f"{path}: not a cost curve ({error}); expected draft tokens and milliseconds above 0, "
-            'such as {"0": 1.9, "36": 2.4}'
-        ) from error
-    return dict(sorted(costs.items()))
 
 
 def interpolate_costs(costs: Mapping[int, float], sizes: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, compare_paired
+from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, bootstrap_ratio
 from lattice_bpd.draft.mixture import Gates, KnownText, fit_to_texts, make_mixture, replay_text
 from lattice_bpd.lm.ngram import NGramLM
 
@@ -107,7 +107,7 @@ def choose_sources(
     steps = []
     for source in sources:
         trial = measure([*used, source])
-        gain = compare_paired(trial.tokens, trial.seconds, current.seconds).gain
+        gain = bootstrap_ratio(current.seconds, trial.seconds, less=1.0)
         is_used = source.keep or (gain.low > 0.0 and len(held_out) >= FEWEST_TEXTS)
         steps.append(Step(source.name, gain, is_used))
         if is_used:
@@ -118,7 +118,7 @@ def choose_sources(
         any(source.lm is None for source in used),
         current.gates,
         steps,
-        compare_paired(current.tokens, current.seconds, greedy).gain,
+        bootstrap_ratio(greedy, current.seconds, less=1.0),
         sum(current.tokens) / sum(current.calls),
     )
 

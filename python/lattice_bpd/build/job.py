@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from lattice_bpd._core import FormatError
 from lattice_bpd.build.bootstrap import FEWEST_TEXTS
+from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.text_input import read_text
+from lattice_bpd.train.responses.prompts import Chat, read_chats
 
 FEWEST_CHATS = 3  # one each to train on, to fit the gates to and to measure
 _HELD_OUT = 0.1  # of the conversations, to measure; as many to fit the gates
@@ -41,7 +48,7 @@ class BuildJob:
         keep_heads: train heads, and keep them whatever they gain.
         seconds: time of the whole build, such as 20m: uses as many prompts as fit. None: all.
         batch_size: responses, or requests to a server, at a time.
-        live_prompts: held-out prompts that are decoded in the end.
+        live_prompts: most held-out prompts that are decoded in the end.
     """
 
     output: Path
@@ -63,13 +70,73 @@ class BuildJob:
     batch_size: int = 64
     live_prompts: int = 20
 
+    @cached_property
+    def chats(self) -> list[Chat]:
+        """The conversations of `prompts`."""
+        return [chat for file in self.prompts for chat in read_chats(file)]
+
+    @cached_property
+    def given(self) -> list[Chat]:
+        """The conversations of `responses`."""
+        return [chat for file in self.responses for chat in read_chats(file)]
+
+    def check(self) -> None:
+        """Reads the files, before torch and a model are loaded.
+
+        Raises:
+            ValueError: too few prompts, or an output folder that is a model's.
+            OSError: a file that cannot be read, or an output that is one.
+            FormatError: a file of another format.
+        """
+        if self.output.exists() and not self.output.is_dir():
+            raise NotADirectoryError(f"{self.output} is a file; expected a folder to write")
+        if (self.output / "config.json").exists():
+            raise ValueError(f"-o {self.output} is the folder of a model; expected one of its own")
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise ValueError(f"--max-size is {self.max_bytes}; expected 1 byte or more, such as 4M")
+        if (count := len(self.chats) + len(self.given)) < FEWEST_CHATS:
+            raise ValueError(
+                f"build: found {count} prompts; expected {FEWEST_CHATS} or more in --prompts FILE "
+                "or --responses FILE: to train on, to fit the mixture to and to measure"
+            )
+        if self.costs is not None:
+            read_costs(self.costs)
+        for path in self.lms:
+            NGramLM.load(path)
+
 
 def split_chats(chats: Sequence[int]) -> tuple[set[int], set[int], set[int]]:
-    """Conversations to train on, to fit the gates to, and to measure, at random.
-
-    Args:
-        chats: indices of conversations.
-    """
+    """Those of some conversations to train on, to fit the gates to, and to measure, at random."""
     order = np.random.default_rng(1).permutation(np.array(chats, int)).tolist()
     count = max(1, round(_HELD_OUT * len(order)), min(FEWEST_TEXTS, len(order) // 3))
     return set(order[2 * count :]), set(order[count : 2 * count]), set(order[:count])
+
+
+def read_costs(path: str | Path) -> dict[int, float]:
+    """Call times from JSON.
+
+    Args:
+        path: a file with one object, draft tokens -> milliseconds: {"0": 1.9, "36": 2.4}.
+
+    Returns:
+        Milliseconds by draft tokens.
+
+    Raises:
+        OSError: it cannot be read.
+        FormatError: something else, or fewer than two sizes.
+    """
+    path = Path(path)
+    try:
+        value = json.loads(read_text(path))
+        costs = {int(size): float(cost) for size, cost in value.items()}
+        for size, cost in costs.items():
+            if size < 0 or not 0.0 < cost < math.inf:
+                raise ValueError(f"{size} draft tokens in {cost} ms")
+        if len(costs) < 2:
+            raise ValueError(f"{len(costs)} sizes; expected two or more")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"{path}: not a cost curve ({error}); expected draft tokens and milliseconds above 0, "
+            'such as {"0": 1.9, "36": 2.4}'
+        ) from error
+    return dict(sorted(costs.items()))

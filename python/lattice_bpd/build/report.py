@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, compare_paired
+from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, bootstrap_ratio
 from lattice_bpd.build.choice import COST_ROUNDS, COST_SIZES, Choice
 from lattice_bpd.build.job import BuildJob, split_chats
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.strategies import load_drafter
+from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.openai_server import OpenAIServer
 from lattice_bpd.train.responses.collect import Exchange
-from lattice_bpd.train.responses.generation import generate_responses
+from lattice_bpd.train.responses.generation import count_rows, generate_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.vocabulary_heads import (
@@ -30,6 +31,11 @@ from lattice_bpd.train.vocabulary_heads import (
     train_vocabulary_heads,
 )
 from lattice_bpd.watcher import Watcher
+
+LIVE_SHARE = 1 / 3  # time of live decoding, in that of the stages before it
+_WARM_UP = 8  # tokens that are decoded first, since first calls are slow
+_SPAN = 8  # tokens
+_REPEATED = 0.3  # share of repeated tokens that is reported
 
 
 class PlainResult(NamedTuple):
@@ -74,6 +80,7 @@ def decode_live(
     exchanges: Sequence[Exchange],
     stop_token_ids: Collection[int],
     heads: Any,
+    seconds: float,
     watcher: Watcher,
 ) -> LiveResult:
     """Decode prompts with the drafter of a folder and with `model.generate`, alternately.
@@ -84,15 +91,15 @@ def decode_live(
         exchanges: their prompts are decoded, up to the length of their responses; one or more.
         stop_token_ids: end a text; none: those of the model's generation config.
         heads: the drafter's heads, or None.
+        seconds: ends it once 5 prompts are decoded.
         watcher: receives progress: stage "live", a step for each prompt.
     """
     drafter = load_drafter(folder)
     watcher.begin("live", len(exchanges))
-    tokens, seconds, greedy, calls, equal = [], [], [], 0, 0
-    warm_up = True
-    for exchange in exchanges:
-        limit = len(exchange.response)
-        for _ in range(1 + warm_up):  # the first one twice, since first calls are slow
+    tokens, times, greedy, calls, equal = [], [], [], 0, 0
+    begin = time.perf_counter()
+    for number, exchange in enumerate(exchanges, 1):
+        for limit in [_WARM_UP, len(exchange.response)][number > 1 :]:
             start = time.perf_counter()
             result: Any = generate(
                 model, exchange.prompt, drafter, heads=heads, max_new_tokens=limit,
@@ -100,17 +107,19 @@ def decode_live(
             )  # fmt: skip
             drafted = time.perf_counter() - start
             plain = generate_plainly(model, exchange.prompt, limit, stop_token_ids)
-        warm_up = False
         tokens.append(len(result.token_ids))
         calls += result.stats.target_calls
-        seconds.append(drafted)
+        times.append(drafted)
         greedy.append(len(result.token_ids) / plain.tokens_per_second)
         equal += result.token_ids == plain.token_ids
-        watcher.advance(note=f"{sum(tokens) / sum(seconds):.1f} tokens/s")
+        fitting = int(seconds * number / (time.perf_counter() - begin))
+        count = min(len(exchanges), max(FEWEST_TEXTS, number, fitting))
+        watcher.advance(count, f"{sum(tokens) / sum(times):.1f} tokens/s")
+        if number == count:
+            break
     watcher.end()
-    gain = compare_paired(tokens, seconds, greedy).gain
-    total = sum(tokens)
-    return LiveResult(len(tokens), equal, total / calls, total / sum(seconds), gain)
+    total, gain = sum(tokens), bootstrap_ratio(greedy, times, less=1.0)
+    return LiveResult(len(tokens), equal, total / calls, total / sum(times), gain)
 
 
 def generate_plainly(
@@ -133,14 +142,15 @@ def generate_plainly(
     return PlainResult(output[0, len(prompt) :].tolist(), time.perf_counter() - start)
 
 
-_PROBED = 64  # prompts
-_NEW = 16  # tokens of each
-_READ = 512  # tokens of a text whose states are read
-_LENGTH = 0.85  # of max_new_tokens, that responses have on average
+_FIRST_PROBED, _PROBED = 4, 28  # prompts that are answered to predict times and lengths
+_PROBE_SECONDS = 30.0  # that the second ones may take
+_READ = 512  # tokens of a text that is read
+_CALLS = 16  # that are timed
+_NARROW = 400  # cache positions of a row whose attention takes as long as all else
 _BYTES = 24  # of an n-gram LM for each token of its text
 _HEAD_STEPS = 4  # of the heads' training that are timed
 _TRAINING = 0.8  # of the responses
-_DRAFTED = 0.7  # time of decoding with drafts, in that of decoding without
+_DRAFTED = 0.5  # time of decoding with drafts, in that of decoding without
 _REPLAY = 4.5e-5  # seconds to replay a token of all responses, for each choice of sources
 _START = 1.0  # seconds of first calls
 
@@ -153,86 +163,117 @@ class Plan:
         prompts: turns that get a response.
         prompt_tokens: of all turns; a later turn has those before it.
         new_tokens: expected tokens of responses.
-        tokens_per_second: rate of the responses, prompts included.
         seconds: of each stage.
-        fixed: the stages that take the same time for more prompts.
         lm_bytes: size of the n-gram LM.
     """
 
     prompts: int
     prompt_tokens: int
     new_tokens: int
-    tokens_per_second: float
     seconds: dict[str, float]
-    fixed: tuple[str, ...]
     lm_bytes: int
-
-    @property
-    def total_seconds(self) -> float:
-        """Of all stages."""
-        return sum(self.seconds.values())
 
     def count_fitting(self, seconds: float) -> float:
         """The share of the prompts whose build takes this time."""
-        fixed = sum(self.seconds.get(name, 0.0) for name in self.fixed)
-        return max(0.0, seconds - fixed) / max(self.total_seconds - fixed, 1e-9)
+        fixed = sum(self.seconds.get(name, 0.0) for name in ("costs", "live decoding"))
+        return max(0.0, seconds - fixed) / max(sum(self.seconds.values()) - fixed, 1e-9)
 
 
 def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job: BuildJob) -> Plan:
-    """Times and sizes of a build, from responses of 16 tokens to some of the prompts.
+    """Times and sizes of a build, from responses to some of the prompts.
 
     Args:
         model: the target.
         tokenizer: its tokenizer.
-        chats: the conversations, in random order.
+        chats: the conversations.
         job: the options.
     """
     turns = [(chat.messages[:end], chat.location) for chat in chats for end in chat.prompt_ends()]
     encoded = [(encode_prompt(tokenizer, *turn, chat=job.chat), turn[0]) for turn in turns]
     limit = find_max_positions(model.config.get_text_config())
     fitting = [one for one in encoded if limit is None or len(one[0]) < limit]
-    prompts, messages = [one[0] for one in fitting], [one[1] for one in fitting]
-    if not prompts:
+    if not fitting:
         raise ValueError(
             "build: no prompt to probe the model with; expected some in --prompts, shorter than "
             f"its positions{f' ({limit})' if limit else ''}"
         )
-    probed = min(_PROBED, job.batch_size, len(prompts))
-    server = make_server(tokenizer, job, ())
+    fitting.sort(key=lambda one: len(one[0]))
+    lengths = [len(one[0]) for one in fitting]
+    prompt_tokens, total, most = sum(lengths), len(fitting), job.max_new_tokens
+    stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
+    server = make_server(tokenizer, job, stops)
+    read = min(_READ, (limit or _READ) - 1)
+    for _ in range(2):  # first calls are slow
+        token = generate_plainly(model, [0] * read, 1, ()).seconds / read
+        first = generate_plainly(model, fitting[0][0], 1, ())
+        plain = generate_plainly(model, fitting[0][0], 1 + _CALLS, ())
+    call = max(plain.seconds - first.seconds, 1e-9) / max(1, len(plain.token_ids) - 1)
 
-    def answer(count: int, new: int) -> float:
+    def answer(count: int) -> tuple[list[int], list[int], float]:
+        """Lengths of prompts, short and long, and of their responses, and the time of both."""
+        picked = [fitting[int((n + 0.5) * total / count)] for n in range(count)]
         start = time.perf_counter()
-        if server is not None:
-            list(server.generate([(one, new) for one in messages[:count]], new))
-        else:
-            list(generate_responses(model, prompts[:count], new, stop_token_ids=(),
-                                    batch_size=job.batch_size))  # fmt: skip
-        return time.perf_counter() - start
+        responses = server.generate([(one[1], most) for one in picked], most) if server else (
+            generate_responses(model, [one[0] for one in picked], most,
+                               stop_token_ids=stops or None, batch_size=job.batch_size)
+        )  # fmt: skip
+        new = [len(one.token_ids) for one in responses]
+        return [len(one[0]) for one in picked], new, time.perf_counter() - start
 
-    answer(min(2, probed), 2)  # first calls are slow
-    times = [answer(probed, 1), answer(probed, 1 + _NEW)]
-    prompt_tokens, total = sum(map(len, prompts)), len(prompts)
-    reading = times[0] / max(1, sum(map(len, prompts[:probed])))  # seconds of a prompt's token
-    step = max(times[1] - times[0], 1e-9) / (_NEW * probed)  # of a new token in a full batch
-    length = _LENGTH * job.max_new_tokens
+    sample, new, took = answer(min(_FIRST_PROBED, total))
+    count = min(_PROBED, total, int(len(sample) * _PROBE_SECONDS / took))
+    if count >= len(sample):  # once more, since first calls are slow
+        sample, found, took = answer(count)
+        new += found
+    length = sum(new) / max(1, len(new))
     new_tokens = int(length * total)
-    seconds = {"responses": prompt_tokens * reading + new_tokens * step}
-    plain = generate_plainly(model, prompts[0], _NEW, ())
-    call = plain.seconds / len(plain.token_ids)
-    token = _time_reading(model, min(_READ, limit or _READ))
-    if job.heads:
+    seconds = {"responses": took * total / len(sample)}
+    if server is None:
+        steps, rows = _batch_work(sample, new[-len(sample) :], most, job.batch_size)
+        known = token * sum(sample) + call * steps
+        row = max(took - known, 0.0) / rows  # seconds of a row in a step
+        factor = took / (known + row * rows)
+        steps, rows = _batch_work(lengths, new, most, job.batch_size)
+        seconds["responses"] = factor * (token * prompt_tokens + call * steps + row * rows)
+    elif job.heads:
         seconds["states"] = (prompt_tokens + new_tokens) * token
+    if job.heads:
         seconds["heads"] = _time_heads(model, job, _TRAINING * new_tokens)
-    held_out = len(split_chats(range(len(chats)))[2])
-    live = min(held_out, job.live_prompts)
     if job.costs is None:
         sizes = len(COST_SIZES) * call + sum(COST_SIZES) * token
         seconds["costs"] = (COST_ROUNDS + 1) * sizes
     seconds["LM, choice"] = _START + _REPLAY * new_tokens * (2 + job.heads + len(job.lms))
-    seconds["live decoding"] = _START + (1 + live) * length * call * (1 + _DRAFTED)
-    rate = new_tokens / max(seconds["responses"], 1e-9)
+    live = min(len(split_chats(range(len(chats)))[2]), job.live_prompts)
+    each = 2 * token * prompt_tokens / total + length * call * (1 + _DRAFTED)
+    fewest = each * min(live, FEWEST_TEXTS)
+    shared = max(fewest, LIVE_SHARE * sum(seconds.values()))
+    seconds["live decoding"] = _START + min(each * live, shared)
     size = min(_BYTES * new_tokens, job.max_bytes or _BYTES * new_tokens)
-    return Plan(total, prompt_tokens, new_tokens, rate, seconds, ("costs", "live decoding"), size)
+    return Plan(total, prompt_tokens, new_tokens, seconds, size)
+
+
+def _batch_work(
+    prompts: Sequence[int], new: Sequence[int], most: int, batch_size: int
+) -> tuple[int, float]:
+    """Steps of a batch that answers prompts of these lengths, and rows in all steps by their width.
+
+    Args:
+        prompts: lengths, the shortest first.
+        new: lengths of some responses, which are used in turn.
+        most: tokens of a response.
+        batch_size: most rows.
+    """
+    waiting = [(length, new[n % len(new)]) for n, length in enumerate(prompts)][::-1]
+    rows: list[tuple[int, int]] = []  # length of a text, and tokens that it still gets
+    steps, work = 0, 0.0
+    while rows or waiting:
+        while waiting and len(rows) < min(batch_size, count_rows(waiting[-1][0] + most + 1)):
+            rows.append(waiting.pop())
+        step = max(1, min(left for _, left in rows))
+        width = max(length for length, _ in rows) + step
+        steps, work = steps + step, work + step * len(rows) * (1 + width / _NARROW)
+        rows = [(length + step, left - step) for length, left in rows if left > step]
+    return steps, work
 
 
 def make_server(tokenizer: Any, job: BuildJob, stops: Collection[int]) -> ServerResponses | None:
@@ -243,17 +284,6 @@ def make_server(tokenizer: Any, job: BuildJob, stops: Collection[int]) -> Server
         OpenAIServer(job.server, job.server_model), tokenizer, stop_token_ids=stops, chat=job.chat,
         at_once=job.batch_size,
     )  # fmt: skip
-
-
-@torch.inference_mode()
-def _time_reading(model: PreTrainedModel, count: int) -> float:
-    """Seconds to read a token of a text of `count` tokens."""
-    ids, times = torch.ones(1, count, dtype=torch.long, device=model.device), []
-    for _ in range(2):  # the first one is slow
-        start = time.perf_counter()
-        float(model(ids, logits_to_keep=1).logits[0, -1, 0])
-        times.append(time.perf_counter() - start)
-    return times[-1] / count
 
 
 def _time_heads(model: PreTrainedModel, job: BuildJob, positions: float) -> float:
@@ -297,15 +327,14 @@ class BuildResult:
     target: str
 
 
-def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
+def describe_drafter(result: BuildResult, model: str) -> str:
     """The model card of a drafter, in Markdown.
 
     Args:
         result: of the build.
         model: name of the target.
-        has_heads: whether heads were trained.
     """
-    counts, live = result.counts, result.live
+    counts, live, held_out = result.counts, result.live, result.counts["held out"]
     advice = []
     if live.equal < live.prompts:
         advice.append("In bfloat16 and float16 texts differ where two tokens are nearly tied.")
@@ -324,21 +353,23 @@ def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
         "    lattice-bpd generate MODEL --drafter THIS_FOLDER --prompt TEXT",
         "",
         f"On {live.prompts} held-out prompts: {live.tokens_per_second:.1f} tokens/s, "
-        f"{_percent(live.gain)} against `model.generate`; {live.tokens_per_call:.2f} tokens per "
-        f"call; {live.equal} of {live.prompts} texts equal to its greedy ones.",
+        f"{_percent(live.gain, live.prompts)} against `model.generate`; "
+        f"{live.tokens_per_call:.2f} tokens per call; {live.equal} of {live.prompts} texts equal "
+        "to its greedy ones.",
         *advice,
         "",
-        "| source | gain in tokens/s, expected on held-out responses | |",
+        f"| source | gain in tokens/s, expected on {held_out} held-out responses | |",
         "|---|---|---|",
         "| text so far | | used |",
     ]
     for step in result.choice.steps:
         option = "; --keep-heads keeps them" if step.name == "heads" and not step.is_used else ""
-        status = "used" if step.is_used else f"left out{option}"
-        lines.append(f"| {step.name} | {_percent(step.gain)} | {status} |")
+        used = "used" if step.gain.low > 0.0 else "kept by --keep-heads"
+        status = used if step.is_used else f"left out{option}"
+        lines.append(f"| {step.name} | {_percent(step.gain, held_out)} | {status} |")
     expected = result.choice.gain
-    lines.append(f"| all used | {_percent(expected)} against greedy decoding | |")
-    if has_heads and result.accuracy is not None:
+    lines.append(f"| all used | {_percent(expected, held_out)} against greedy decoding | |")
+    if result.accuracy is not None:
         shares = ", ".join(f"{share:.2f}" for share in result.accuracy)
         lines += ["", f"Accuracy of the heads by slot, on held-out responses: {shares}."]
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
@@ -348,7 +379,23 @@ def describe_drafter(result: BuildResult, model: str, has_heads: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _percent(gain: Interval) -> str:
-    """+12 % (+3 to +21)."""
+def _percent(gain: Interval, texts: int) -> str:
+    """+12 % (+3 to +21); of few texts without the interval."""
     value, low, high = (f"{round(100 * one):+d}" for one in (gain.value, gain.low, gain.high))
-    return f"{value} % ({low} to {high})"
+    return f"{value} %" + (f" ({low} to {high})" if texts >= FEWEST_TEXTS else "")
+
+
+def describe_repetition(responses: Sequence[Sequence[int]]) -> list[str]:
+    """What to know where many tokens end a span that their response has before; else nothing."""
+    repeated = 0
+    for ids in responses:
+        spans = [tuple(ids[end - _SPAN : end]) for end in range(_SPAN, len(ids) + 1)]
+        repeated += len(spans) - len(set(spans))
+    share = repeated / max(1, sum(map(len, responses)))
+    if share < _REPEATED:
+        return []
+    return [
+        f"{share:.0%} of the responses' tokens repeat what the same response has before, as those "
+        "of a model that is not trained to answer do. Repetitions are easy to draft, so other text "
+        "gains less. Give prompts as your application sends them, or the model's chat version."
+    ]

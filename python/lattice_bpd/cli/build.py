@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lattice_bpd.build.job import BuildJob
-from lattice_bpd.cli.options import SMOOTHINGS, add_command, add_options, pick
+from lattice_bpd.cli.options import SMOOTHINGS, add_command, add_options, parse_size, pick
 
 if TYPE_CHECKING:
     from lattice_bpd.build.report import Plan
@@ -38,7 +38,6 @@ _TITLES = {
     "live": "decoding held-out prompts",
 }
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def add_parser(commands: Commands) -> None:
@@ -60,7 +59,7 @@ def add_parser(commands: Commands) -> None:
         server={"metavar": "URL"},
         server_model={"metavar": "NAME"},
         chat={"help": "prompts as they are, without the chat template"},
-        max_bytes={"flag": "--max-size", "type": _parse_size, "metavar": "SIZE"},
+        max_bytes={"flag": "--max-size", "type": parse_size, "metavar": "SIZE"},
         lms={"flag": "--lm", "nargs": "+", "type": Path, "metavar": "FILE"},
         smoothing={"choices": SMOOTHINGS},
         seconds={"flag": "--time", "type": _parse_time, "metavar": "TIME"},
@@ -82,32 +81,25 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.extensions import require
 
-    if not args.prompts and not args.responses:
-        raise ValueError("build: no prompts; expected --prompts FILE, or --responses FILE")
     console = make_console()
+    args.heads = args.heads or args.keep_heads
+    given = pick(args, _OPTIONS)
+    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    job = BuildJob(**given)
+    job.check()
     directory = find_model(args.model)
     if has_encoder_decoder(directory):
         raise ValueError(
             f"build: {args.model} is an encoder-decoder; expected a causal LM "
             "(lattice-bpd-translation decodes encoder-decoders)"
         )
-    args.heads = args.heads or args.keep_heads
-    given = pick(args, _OPTIONS)
-    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    job = BuildJob(**given)
-    if job.output.exists() and not job.output.is_dir():
-        raise NotADirectoryError(f"{job.output} is a file; expected a folder to write")
-    if (job.output / "config.json").exists():
-        raise ValueError(f"-o {job.output} is the folder of a model; expected one of its own")
     model = to_device(load_causal_lm(directory))
     tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
     from lattice_bpd.build.build import build_drafter
     from lattice_bpd.build.report import describe_drafter, make_plan
-    from lattice_bpd.train.responses.prompts import read_chats
 
     if args.dry_run:
-        chats = [chat for file in job.prompts for chat in read_chats(file)]
-        console.print(_describe_plan(make_plan(model, tokenizer, chats, job)))
+        console.print(_describe_plan(make_plan(model, tokenizer, job.chats, job)))
         return
     watcher = ConsoleWatcher(console, _TITLES)
     try:
@@ -119,17 +111,18 @@ def run(args: argparse.Namespace) -> None:
         raise
     finally:
         watcher.close()
-    console.print(describe_drafter(result, args.model, job.heads))
+    console.print(describe_drafter(result, args.model))
     text = "--chat TEXT" if job.chat and tokenizer.chat_template else "--prompt TEXT"
     console.print(f"next: lattice-bpd generate {args.model} --drafter {job.output} {text}")
 
 
 def _describe_plan(plan: Plan) -> str:
-    times = {**plan.seconds, "all": plan.total_seconds}
+    times = {**plan.seconds, "all": sum(plan.seconds.values())}
     stages = "\n".join(f"  {name:32} {time / 60:6.1f} min" for name, time in times.items())
+    rate = plan.new_tokens / plan.seconds["responses"]
     return (
         f"{plan.prompts:,} prompts, {plan.prompt_tokens:,} tokens in all; about "
-        f"{plan.new_tokens:,} tokens of responses at {plan.tokens_per_second:,.0f} tokens/s; "
+        f"{plan.new_tokens:,} tokens of responses at {rate:,.0f} tokens/s; "
         f"n-gram LM up to {plan.lm_bytes / 1e6:.1f} MB\n{stages}"
     )
 
@@ -140,11 +133,3 @@ def _parse_time(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r}; expected a time such as 90s, 20m or 1h")
     return float(match[1]) * _UNITS[match[2] or "s"]
-
-
-def _parse_size(text: str) -> int:
-    """Bytes of 500K or 4M."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text, re.IGNORECASE)
-    if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a size above 0, such as 500K or 4M")
-    return int(float(match[1]) * _SIZES.get(match[2].upper(), 1))

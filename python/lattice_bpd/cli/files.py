@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,35 +248,21 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
     return sequences
 
 
-@dataclass(frozen=True)
-class ModelFolders:
-    """The folders of a model and its heads, as `check_folders` found them.
-
-    Attributes:
-        model: of the model.
-        heads: of the heads; None: the model's.
-        is_encoder_decoder: of the model.
-    """
-
-    model: Path
-    heads: Path | None
-    is_encoder_decoder: bool
-
-
-def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) -> ModelFolders:
-    """Refuse a model's folder that is missing, or has no heads where they are needed.
+def check_folders(model: Path, heads: Path | None) -> None:
+    """Refuse folders of a model and its heads that are missing, or have something else.
 
     Args:
         model: the folder of the model.
-        heads: the folder of its heads; None: the model's.
-        needs_heads: whether the command runs with heads only.
+        heads: the folder of its heads; None: the model's, if it has any.
 
     Raises:
         ImportError: torch is not installed.
         FileNotFoundError: no such folder.
-        ValueError: a folder without heads of this kind of model, or one with heads only instead of
-            a model.
+        ValueError: a folder without heads, or one with heads only instead of a model.
     """
+    require_folder(model, "a causal LM of transformers")
+    if heads is not None:
+        require_folder(heads, "the draft heads", "--heads ")
     require("torch", "torch")
     from lattice_bpd.models.checkpoint import (
         HEAD_SOURCES,
@@ -287,28 +272,16 @@ def check_folders(model: Path, heads: Path | None, *, needs_heads: bool = True) 
         head_names,
     )
 
-    for option, folder in (("", model), ("--heads ", heads)):
-        if folder is not None:
-            expected = "the draft heads" if option else "a causal LM of transformers"
-            require_folder(folder, expected, option)
-    folders = ModelFolders(model, heads, has_encoder_decoder(model))
     if not has_target(model) and has_heads(model):
         raise ValueError(
             f"{model} holds draft heads only; give the model's folder as the model, and this one "
             "as --heads"
         )
-    names = f"({', '.join(head_names())})"
     if heads is not None and not has_heads(heads):
         raise ValueError(
-            f"--heads {heads}: the folder has no draft heads {names}; expected one that "
-            f"{HEAD_SOURCES}{describe_published(heads)}"
+            f"--heads {heads}: the folder has no draft heads ({', '.join(head_names())}); expected "
+            f"one that {HEAD_SOURCES}{describe_published(heads)}"
         )
-    if heads is None and needs_heads and not has_heads(model):
-        raise ValueError(
-            f"{model} has no draft heads {names}; give --heads DIR, or a folder that "
-            "`lattice-bpd heads train` wrote without --heads-only"
-        )
-    return folders
 
 
 def has_encoder_decoder(directory: Path) -> bool:

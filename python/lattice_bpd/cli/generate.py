@@ -19,6 +19,7 @@ from lattice_bpd.cli.options import (
 )
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.extensions import CONSTRAINTS, load_extension, require
+from lattice_bpd.text_input import parse_json
 
 if TYPE_CHECKING:
     from lattice_bpd.build.report import PlainResult
@@ -116,22 +117,21 @@ def run(args: argparse.Namespace) -> None:
         ValueError: options or files that do not fit together.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.cli.files import check_output, find_model, load_tokenizer
+    from lattice_bpd.cli.files import check_output, load_tokenizer
     from lattice_bpd.cli.progress import quiet_transformers
 
-    directory = find_model(args.model)
+    prompt, directory = _check_inputs(args)
     if args.certificate is not None:
         check_output(args.certificate, takes_devices=True)
     if args.drafter is not None:
         _read_drafter(args)
-    check_folders(directory, args.heads, needs_heads=False)
+    check_folders(directory, args.heads)
     heads = args.heads or directory
     if args.strategy is None:
         args.strategy = DraftConfig.strategy if args.draft_model is None else "draft_model"
     config = read_draft_options("generate", args, _OPTIONS)
     path = args.tokenizer or directory / "tokenizer.json"
     tokenizer = load_tokenizer(path)
-    prompt = _read_prompt(args)
     quiet_transformers()
     ids = _encode_chat(prompt, directory) if args.chat else tokenizer.encode(prompt).ids
     if not ids:
@@ -186,6 +186,23 @@ def run(args: argparse.Namespace) -> None:
             print(describe_certificate(result.certificate, args.certificate))
 
 
+def _check_inputs(args: argparse.Namespace) -> tuple[str, Path]:
+    """The prompt and the model's folder; what is missing is an error before torch loads."""
+    from lattice_bpd.cli.files import find_model, require_folder
+
+    prompt = _read_prompt(args)
+    for path in (args.drafter, args.lm, args.json_schema, args.tokenizer):
+        if path is not None and str(path) != "none" and not path.exists():
+            raise FileNotFoundError(f"{path}: no such file or folder; check the path")
+    directory = find_model(args.model)
+    require_folder(directory, "a causal LM of transformers")
+    if args.heads is not None:
+        require_folder(args.heads, "the draft heads", "--heads ")
+    if args.chat and not _has_template(directory):
+        raise ValueError(f"--chat: {directory} has no chat template; give the text as --prompt")
+    return prompt, directory
+
+
 def _read_prompt(args: argparse.Namespace) -> str:
     """The text of --prompt, --prompt-file or --chat."""
     from lattice_bpd.cli.files import decode_argument, read_text
@@ -203,13 +220,19 @@ def _read_prompt(args: argparse.Namespace) -> str:
     return decode_argument(text, "--chat" if is_message else "--prompt")
 
 
+def _has_template(directory: Path) -> bool:
+    """Whether a model's folder has a chat template, without loading its tokenizer."""
+    config = directory / "tokenizer_config.json"
+    text = config.read_text(encoding="utf-8") if config.is_file() else "{}"
+    known = parse_json(text, str(config), "an object")
+    return bool(known.get("chat_template")) or any(directory.glob("*chat_template*"))
+
+
 def _encode_chat(message: str, directory: Path) -> list[int]:
     """Token ids of a chat of one message, by the template of a model's folder."""
     from lattice_bpd.train.responses.prompts import encode_prompt
 
     tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
-    if not tokenizer.chat_template:
-        raise ValueError(f"--chat: {directory} has no chat template; give the text as --prompt")
     return encode_prompt(tokenizer, [{"role": "user", "content": message}])
 
 

@@ -25,7 +25,7 @@ SMOOTHINGS = ("katz", "kneser_ney", "modified_kneser_ney", "witten_bell", "absol
 _SPECIAL_IDS = ("bos_id", "eos_id", "unk_id")
 _VOCABULARY = ("tokenizer", "vocab_size", "boundaries", "field", *_SPECIAL_IDS)
 _ESTIMATE = ("min_counts", "smoothing", "unseen", "katz_k")
-_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9}
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def add_command(
@@ -106,7 +106,7 @@ def parse_size(text: str) -> int:
         ArgumentTypeError: not such a number.
     """
     try:
-        return round(float(text.rstrip("kMG")) * _UNITS.get(text[-1:], 1))
+        return round(float(text.rstrip("kKMG")) * _UNITS.get(text[-1:].lower(), 1))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a size; expected a number such as 250000, 500k or 100M"

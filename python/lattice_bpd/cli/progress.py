@@ -23,18 +23,13 @@ LINE_INTERVAL = 10.0  # seconds between lines without a terminal
 _BAR_INTERVAL = 0.1  # seconds
 
 
-def make_console(*, no_color: bool = False) -> Console:
+def make_console() -> Console:
     """A `rich` console that honors NO_COLOR; 110 columns wide without a terminal.
-
-    Args:
-        no_color: never use colors.
 
     Raises:
         ImportError: `rich` is not installed (extra `train`).
     """
-    console: Console = require("rich.console", "train").Console(
-        highlight=False, soft_wrap=True, no_color=no_color or None
-    )
+    console: Console = require("rich.console", "train").Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 110
     return console
@@ -74,27 +69,28 @@ class ConsoleWatcher:
         self._bar = make_bar(
             self.console,
             ["SpinnerColumn", "{task.description}", "BarColumn", "MofNCompleteColumn",
-             "{task.fields[rate]}", "TimeRemainingColumn", "{task.fields[memory]}",
-             "{task.fields[note]}"],
+             "{task.fields[rate]}", "{task.fields[left]}",
+             "{task.fields[memory]}", "{task.fields[note]}"],
         )  # fmt: skip
         self._bar.start()
-        self._task = self._bar.add_task(self._title, total=total, rate="", memory="", note="")
+        fields = dict.fromkeys(("rate", "left", "memory", "note"), "")
+        self._task = self._bar.add_task(self._title, total=total, **fields)
 
-    def advance(self, total: int | None = None, note: str = "") -> None:
-        """Counts one finished step."""
+    def advance(self, total: int | None = None, note: str = "", share: float | None = None) -> None:
+        """Counts one finished step; see Watcher."""
         self._done += 1
         self._total = total or self._total
         now = time.perf_counter()
-        rate = f"{self._done / max(now - self._start, 1e-9):.1f}/s"
+        rate, left = f"{self._done / max(now - self._start, 1e-9):.1f}/s", ""
+        if self._total:
+            share = share or self._done / self._total
+            left = f"{(now - self._start) * (1 / share - 1):.0f} s left"
         if self._bar is not None:
-            shown = {"rate": rate, "memory": describe_memory(), "note": note}
+            shown = {"rate": rate, "left": left, "memory": describe_memory(), "note": note}
             self._bar.update(self._task, advance=1, total=self._total, **shown)
         elif now - self._last >= LINE_INTERVAL:
             self._last = now
-            left = (self._total - self._done) * (now - self._start) / self._done
-            progress = (
-                f" of {self._total:,}, {rate}, {left:.0f} s left" if self._total else f", {rate}"
-            )
+            progress = f" of {self._total:,}, {rate}, {left}" if self._total else f", {rate}"
             self.console.print(f"  {self._done:,}{progress}, {describe_memory()}  {note}".rstrip())
 
     def end(self) -> None:

@@ -39,8 +39,8 @@ from lattice_bpd.models.heads import (
 
 _OWN_HEADS: tuple[type[SavedHeads], ...] = (BlockwiseHeads, VocabularyHeads)
 HEAD_SOURCES = (
-    "`lattice-bpd heads train` wrote or, with lattice-bpd-drafters, a Medusa checkpoint or a block "
-    "drafter"
+    "`lattice-bpd build --heads` (or --keep-heads, if it left them out) or `heads train` wrote or, "
+    "with lattice-bpd-drafters, a Medusa checkpoint or a block drafter"
 )
 """Where folders with heads come from, for messages."""
 

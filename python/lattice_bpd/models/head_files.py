@@ -276,7 +276,7 @@ class HeadFiles:
             FormatError: missing, cut, altered, of another version, or a size out of range.
         """
         path = directory / self.config_name
-        advice = "give a directory that save_pretrained wrote"
+        advice = "give a directory that save_pretrained or lattice-bpd build --heads wrote"
         config = read_json(path, advice)
         expected = f"lattice_bpd.{self.stem}"
         if not isinstance(config, dict) or config.get("format") != expected:

@@ -116,7 +116,7 @@ class Watching(SilentWatcher):
     def begin(self, stage: str, total: int | None = None) -> None:  # noqa: ARG002
         self.stage = stage
 
-    def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+    def advance(self, *_: Any, **__: Any) -> None:
         if self.stage == "training":
             self.steps += 1
             self.on_step(self.steps)

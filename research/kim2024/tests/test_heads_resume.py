@@ -7,6 +7,7 @@ import dataclasses
 import os
 import signal
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ class StopAt(SilentWatcher):
     def begin(self, stage: str, total: int | None = None) -> None:  # noqa: ARG002
         self.stage = stage
 
-    def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+    def advance(self, *_: Any, **__: Any) -> None:
         self.count -= self.stage == self.at
         if self.count < 0:
             raise RuntimeError("stopped")
@@ -152,7 +153,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     job = make_job(tmp_path, "frozen")
 
     class Second(SilentWatcher):
-        def advance(self, total: int | None = None, note: str = "") -> None:  # noqa: ARG002
+        def advance(self, *_: Any, **__: Any) -> None:
             for other in (job, dataclasses.replace(job, restart=True)):
                 with pytest.raises(BlockingIOError, match="another process trains here"):
                     train_heads(other)

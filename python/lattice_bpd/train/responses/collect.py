@@ -116,7 +116,7 @@ def collect_responses(
     requests: list[tuple[list[Message], int]] = []  # the same for a server
     owners: list[Iterator[None]] = []  # of `answers`
     watcher.begin("responses", sum(len(one.prompt_ends()) for one in chats))
-    start, count = time.perf_counter(), 0
+    start, count, share = time.perf_counter(), 0, 0.0
 
     def answer(number: int) -> Iterator[None]:
         """Takes the exchanges of a conversation; after each yield the store has the response."""
@@ -139,7 +139,7 @@ def collect_responses(
                 count += len(ids)
                 note = f"{count / (time.perf_counter() - start):,.0f} tokens/s"
             exchanges[number].append(Exchange(number, prompt, ids))
-            watcher.advance(note=note)
+            watcher.advance(note=note, share=share)
             if end < len(messages) and messages[end]["role"] != "assistant":
                 text = tokenizer.decode(ids, skip_special_tokens=True)
                 history.append({"role": "assistant", "content": text})
@@ -151,7 +151,7 @@ def collect_responses(
         model, prompts, max_new_tokens, acceptance=acceptance, stop_token_ids=stop_token_ids,
         batch_size=batch_size, keep_states=keep is not None,
     ) if server is None else server.generate(requests, max_new_tokens)  # fmt: skip
-    for number, ids, ended, states in responses:
+    for number, ids, ended, states, share in responses:  # noqa: B007
         if keep is not None and states is not None:
             keep(prompts[number], ids, states)
         store.add(prompts[number], ids, ended=ended, limit=max_new_tokens)

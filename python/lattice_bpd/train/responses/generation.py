@@ -45,12 +45,19 @@ class Response(NamedTuple):
         ended: whether a longer limit would give the same, since a stop token or the target's
             positions ended it.
         states: (T, D) the hidden states that predicted its tokens, where the batch kept them.
+        share: of the time that all prompts so far take, which is over; 0: unknown.
     """
 
     prompt: int
     token_ids: list[int]
     ended: bool
     states: Tensor | None = None
+    share: float = 0.0
+
+
+def count_rows(capacity: int) -> int:
+    """How many texts of a length a batch has at most."""
+    return max(1, _POSITIONS // capacity)
 
 
 def generate_responses(
@@ -219,7 +226,7 @@ class _Batch:
                 count, shared = count + 1, common
             longest = max(self._longest, len(waiting[-count][1]))
             capacity = longest + self._rules.max_new_tokens + 1
-            rows, active = max(1, min(self._max_rows, _POSITIONS // capacity)), len(self._texts)
+            rows, active = min(self._max_rows, count_rows(capacity)), len(self._texts)
             count = min(count, rows)
             if 2 * (rows - active) < count:
                 return
@@ -318,8 +325,22 @@ class _Batch:
             if ended or len(text.tokens) == text.end:
                 is_whole = ended or text.end - text.start < self._rules.max_new_tokens
                 states = torch.stack(text.states) if self._keep_states else None
-                yield Response(text.number, text.tokens[text.start :], is_whole, states)
+                response = text.tokens[text.start :]
+                yield Response(text.number, response, is_whole, states, self._share())
                 self._free(first + row)
+
+    def _share(self) -> float:
+        """The share of the time that is over, if new tokens take 1.5 times as long as others."""
+
+        def work(read: int, written: int, length: int) -> float:
+            return (read + 1.5 * written) * (1 + length / _BALANCE)
+
+        most = self._rules.max_new_tokens
+        total = sum(work(size, most, size) for size in map(len, self._prompts))
+        unread = (len(prompt) for _, prompt in [*self._waiting, *self.single])
+        left = sum(work(size, most, size) for size in unread)
+        left += sum(work(0, one.end - len(one.tokens), one.start) for one in self._texts)
+        return 1.0 - left / total
 
     def _free(self, row: int) -> None:
         """Remove a text; the last one takes its row. New prompts may continue it."""

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.files import check_folders, check_vocabulary
+from lattice_bpd.cli.files import check_vocabulary
 from lattice_bpd.cli.options import add_heads_option
 from lattice_bpd_kim2024.cli.evaluate_options import (
     add_recording_options,
     add_rescorer_option,
     add_stop_tokens,
     check_numbers,
+    find_folders,
     load_folders,
     load_lms,
     load_rescorers,
@@ -198,7 +199,7 @@ def _user_source(args: argparse.Namespace) -> Source:
     from lattice_bpd_kim2024.demo.quick import Source
     from lattice_bpd_kim2024.tasks import find_task
 
-    folders = check_folders(args.model, args.heads)
+    folders = find_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)
     record = make_record_options(args)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lattice_bpd.cli.files import ModelFolders, check_folders
+from lattice_bpd.cli.files import check_folders, has_encoder_decoder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -107,7 +108,39 @@ def load_model(directory: Path, heads: Path | None = None) -> Any:
         directory: of the model.
         heads: folder of the heads; None: `directory`.
     """
-    return load_folders(check_folders(directory, heads))
+    return load_folders(find_folders(directory, heads))
+
+
+@dataclass(frozen=True)
+class ModelFolders:
+    """The folders of a model and its heads, as `find_folders` found them.
+
+    Attributes:
+        model: of the model.
+        heads: of the heads; None: the model's.
+        is_encoder_decoder: of the model.
+    """
+
+    model: Path
+    heads: Path | None
+    is_encoder_decoder: bool
+
+
+def find_folders(model: Path, heads: Path | None) -> ModelFolders:
+    """The folders of a model and its heads; see `lattice_bpd.cli.files.check_folders`.
+
+    Raises:
+        ValueError: also where a model has no heads of its own, and none are given.
+    """
+    check_folders(model, heads)
+    from lattice_bpd.models.checkpoint import has_heads, head_names
+
+    if heads is None and not has_heads(model):
+        raise ValueError(
+            f"{model} has no draft heads ({', '.join(head_names())}); give --heads DIR, or a "
+            "folder that `lattice-bpd heads train` wrote without --heads-only"
+        )
+    return ModelFolders(model, heads, has_encoder_decoder(model))
 
 
 def load_folders(folders: ModelFolders) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lattice_bpd.cli.files import check_folders
 from lattice_bpd.cli.options import add_heads_option
 from lattice_bpd_kim2024.cli.evaluate_options import (
     add_recording_options,
     add_stop_tokens,
+    find_folders,
     load_folders,
     make_record_options,
     read_prompts,
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd_kim2024.record.write import TextProgress, write_record
 
-    folders = check_folders(args.model, args.heads)
+    folders = find_folders(args.model, args.heads)
     path = args.tokenizer or args.model / "tokenizer.json"
     tokenizer = load_tokenizer(path)
     options = make_record_options(args)

@@ -164,14 +164,14 @@ def _recordings(args: argparse.Namespace, records: dict[str, Record]) -> dict[st
 
 
 def _table(results: dict[str, list[Replayed]], points: list[Point]) -> ResultTable:
-    from lattice_bpd.build.bootstrap import bootstrap_block_efficiency
+    from lattice_bpd.build.bootstrap import bootstrap_ratio
     from lattice_bpd_kim2024.lab.results import ResultTable
 
     rows: list[tuple[Any, ...]] = []
     for task, row in results.items():
         for point, replayed in zip(points, row, strict=True):
             options = point.to_json()
-            interval = bootstrap_block_efficiency(replayed.tokens, replayed.calls)
+            interval = bootstrap_ratio(replayed.tokens, replayed.calls)
             rows.append(
                 (
                     task, point.strategy.name, point.lm or None, point.scorer or None,

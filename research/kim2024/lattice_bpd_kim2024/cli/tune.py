@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from lattice_bpd import NGramLM
-    from lattice_bpd.build.bootstrap import PairedTest
     from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.decode import DraftingModel
     from lattice_bpd.decode.strategies import DrafterFile
     from lattice_bpd_kim2024.lab.drafter_search import Choice, Tuned
+    from lattice_bpd_kim2024.lab.paired import PairedTest
     from lattice_bpd_kim2024.record.files import Manifest
 
 _EXAMPLE = """examples:
@@ -163,7 +163,8 @@ def _folders(args: argparse.Namespace) -> dict[str, str]:
 def _costs(
     args: argparse.Namespace, watcher: ConsoleWatcher, manifests: Sequence[Manifest]
 ) -> dict[int, float]:
-    from lattice_bpd.build.call_costs import ROUNDS, measure_costs, read_costs
+    from lattice_bpd.build.call_costs import ROUNDS, measure_costs
+    from lattice_bpd.build.job import read_costs
 
     if args.cost is not None:
         return read_costs(args.cost)

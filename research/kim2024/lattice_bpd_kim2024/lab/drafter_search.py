@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.build.bootstrap import PairedTest, compare_paired
 from lattice_bpd.build.call_costs import interpolate_costs
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.scorers.protocol import TransitionScorer
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd_kim2024.lab.lab import DEFAULT_ALPHAS, SCORER_ALPHAS, split_texts
+from lattice_bpd_kim2024.lab.paired import PairedTest, compare_paired
 from lattice_bpd_kim2024.replay.replay import Recording, Replayed
 from lattice_bpd_kim2024.replay.scorers import (
     MIXTURE_WEIGHTS,
@@ -242,4 +242,4 @@ class DrafterSearch:
         """Gain in predicted tokens per second."""
         first, second = self._replay(recording, [one, other])
         times = self.milliseconds(first, one.scorer), self.milliseconds(second, other.scorer)
-        return compare_paired(first.tokens, *times, seed=self.seed)
+        return compare_paired(*times, seed=self.seed)

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.build.bootstrap import bootstrap_block_efficiency, compare_paired
+from lattice_bpd.build.bootstrap import bootstrap_ratio
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.scorers.protocol import TransitionScorer
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd_kim2024.lab.paired import compare_paired
 from lattice_bpd_kim2024.replay.positions import Rescorers
 from lattice_bpd_kim2024.replay.replay import Recording, Replayed
 from lattice_bpd_kim2024.replay.scorers import (
@@ -310,8 +311,8 @@ class Lab:
         """A line of the main table."""
         seed, options = self.options.seed, point.options
         order = self.lms[point.lm].order if point.lm else 0
-        compared = compare_paired(replayed.tokens, replayed.calls, baseline.calls, seed=seed)
-        interval = bootstrap_block_efficiency(replayed.tokens, replayed.calls, seed=seed)
+        compared = compare_paired(replayed.calls, baseline.calls, seed=seed)
+        interval = bootstrap_ratio(replayed.tokens, replayed.calls, seed=seed)
         return {
             "name": point.strategy.name,
             "label": point.strategy.label.format(

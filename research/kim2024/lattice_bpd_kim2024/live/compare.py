@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lattice_bpd.build.bootstrap import Interval, bootstrap_block_efficiency
+from lattice_bpd.build.bootstrap import Interval, bootstrap_ratio
 from lattice_bpd.decode.certificate.noise import follow_text
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
@@ -83,7 +83,7 @@ class StrategyResult:
     def interval(self) -> Interval:
         """Block efficiency with its 95 % bootstrap interval over prompts."""
         tokens = [stats.tokens for stats in self.stats]
-        return bootstrap_block_efficiency(tokens, [stats.target_calls for stats in self.stats])
+        return bootstrap_ratio(tokens, [stats.target_calls for stats in self.stats])
 
     def total(self, prompts: Sequence[int] | None = None) -> DecodeStats:
         """Statistics summed over the selected prompts, or over all."""
