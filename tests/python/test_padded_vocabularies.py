@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lattice_bpd import NGramLM
+from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import decode, generate
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from target_models import PROMPTS, VOCAB, build_target, generated, plain_generate
@@ -94,6 +94,10 @@ def test_lms_and_heads(strategy: str, size: int) -> None:
             lengths.append(result.stats.accept_lengths)
         if strategy != "mixture":  # its sizes depend on time
             assert lengths[1] == lengths[0]
+        if strategy in ("tree", "chain"):  # more candidates than the heads have token ids
+            config = DraftConfig(strategy, top_k=VOCAB)
+            result = generate(target, prompt, config, heads=heads_of(size), **options)
+            assert result.token_ids == plain_generate(target, prompt)
 
 
 def saved(model: PreTrainedModel, folder: Path, words: list[str]) -> PreTrainedModel:

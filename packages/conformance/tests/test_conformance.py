@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,6 +151,8 @@ def test_texts_that_continue_after_their_end_are_different(checker):
     assert checker._compare(case, ended, [ended[0].output]).outcome == "equal"
     verdict = checker._compare(case, ended, [whole])
     assert (verdict.outcome, verdict.position) == ("different", len(ended[0].output))
+    tie = SimpleNamespace(differing=[0], margins=[-1e-9], token_ids=[0] * len(ended[0].logits))
+    assert checker._difference(case, 0, ended[0], whole, tie).outcome == "different"
 
 
 @pytest.mark.parametrize("cases", [list_cases(), list_quick_cases()], ids=["all", "quick"])
