@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly tree=build/sanitize/python
-readonly tests=(test_engines.py test_rescore.py test_rescore_fst.py
-  test_tree.py test_sausage.py test_top_k.py test_hostile_files.py)
+readonly tests=(test_rescore.py test_rescore_fst.py test_tree.py test_sausage.py
+  test_top_k.py test_hostile_files.py)
 
 say() { printf 'sanitize: %s\n' "$*"; }
 

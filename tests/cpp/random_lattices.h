@@ -1,5 +1,4 @@
-// Random models and lattices that hit them, for tests that compare two ways to an answer. `Source`
-// is a generator of random numbers, or what reads them from a fuzzer's bytes.
+// Random models and lattices that hit them, for tests that compare two ways to an answer.
 #ifndef LATTICE_BPD_TESTS_CPP_RANDOM_LATTICES_H_
 #define LATTICE_BPD_TESTS_CPP_RANDOM_LATTICES_H_
 
@@ -17,25 +16,23 @@ namespace lattice_bpd {
 
 using Random = std::mt19937;
 
-template <typename Source>
-std::uint32_t Below(Source* random, std::uint32_t limit) {
+inline std::uint32_t Below(Random* random, std::uint32_t limit) {
   return static_cast<std::uint32_t>((*random)() % limit);
 }
 
 // A number from a few eighths (then sums tie) or a real one, most of them off the score grid. The
 // same on every platform, since digests_test.cc compares answers between platforms.
-template <typename Source>
-float Sample(Source* random, bool exact) {
+inline float Sample(Random* random, bool exact) {
   if (exact) return -static_cast<float>(Below(random, 24)) / 8.0f;
   const double number = static_cast<double>((*random)());
-  const double fraction = number / (static_cast<double>(Source::max()) + 1.0);
+  const double fraction = number / (static_cast<double>(Random::max()) + 1.0);
   return static_cast<float>(-4.0 * fraction / (1 + Below(random, 9)));
 }
 
 // N-grams over the first `used` tokens, so that lattices over them hit; histories come along.
-template <typename Source>
-std::shared_ptr<const BackoffLm> RandomLm(Source* random, std::uint32_t vocab_size,
-                                          std::uint32_t used, int order, int ngrams, bool exact) {
+inline std::shared_ptr<const BackoffLm> RandomLm(Random* random, std::uint32_t vocab_size,
+                                                 std::uint32_t used, int order, int ngrams,
+                                                 bool exact) {
   const Vocabulary vocabulary = MakeVocabulary(vocab_size, {});
   std::set<std::vector<Symbol>> known;
   for (int i = 0; i < ngrams && order > 1; ++i) {
@@ -56,8 +53,7 @@ std::shared_ptr<const BackoffLm> RandomLm(Source* random, std::uint32_t vocab_si
   return BackoffLm::FromTrie(BuildTrie(vocabulary, ListsOf(order, listed)));
 }
 
-template <typename Source>
-Sausage RandomLattice(Source* random, std::uint32_t num_tokens, std::uint32_t max_width) {
+inline Sausage RandomLattice(Random* random, std::uint32_t num_tokens, std::uint32_t max_width) {
   Sausage sausage;
   const bool exact = Below(random, 2) == 0;
   const bool masks = Below(random, 4) == 0;
@@ -93,8 +89,7 @@ inline std::vector<TokenId> RandomText(Random* random, std::uint32_t num_tokens,
 }
 
 // The same lattice with random transitions.
-template <typename Source>
-Sausage WithTransitions(Source* random, const Sausage& lattice) {
+inline Sausage WithTransitions(Random* random, const Sausage& lattice) {
   const bool exact = Below(random, 2) == 0;
   const float scale = Below(random, 8) == 0 ? 200.0f : 1.0f;
   Sausage out;

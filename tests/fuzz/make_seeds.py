@@ -16,29 +16,6 @@ from lattice_bpd.cli import main as run_command
 
 OUT = Path(__file__).resolve().parents[1] / "data" / "fuzz"
 TEXT = [[0, 1, 2, 3, 4, 0, 1, 2], [1, 2, 0, 1], [4, 4, 0, 1, 2, 3]]
-ARPA = """\\data\\
-ngram 1=6
-ngram 2=3
-ngram 3=1
-
-\\1-grams:
--99 <s> -0.1
--1 </s>
--0.9 0 -0.4
--0.7 1 -0.3
--0.8 2
--2 <unk>
-
-\\2-grams:
--0.2 <s> 0 -0.05
--0.3 0 1 -0.15
--0.5 1 2
-
-\\3-grams:
--0.1 <s> 0 1
-
-\\end\\
-"""
 
 
 def write(target: str, name: str, data: bytes) -> None:
@@ -66,8 +43,9 @@ def write_lm_seeds(folder: Path) -> None:
     for name, const in (("vector.fst", False), ("const.fst", True)):
         data = lm._core.to_fst_bytes(np.zeros(0, np.int32), True, False, True, const)
         write("lm_fst", name, bytes([4]) + bytes(data))
-    write("arpa", "decimal.arpa", b"\x11" + ARPA.encode())
-    write("arpa", "named.arpa", b"\x12" + ARPA.encode())
+    lm.to_arpa(folder / "arpa")
+    for name, options in (("decimal.arpa", b"\x11"), ("named.arpa", b"\x12")):
+        write("arpa", name, options + (folder / "arpa").read_bytes())
 
 
 def write_count_seeds(folder: Path) -> None:
@@ -85,9 +63,6 @@ def write_lattice_seeds() -> None:
     write(
         "acceptor", "lattice.fst", b"\x0f" + fst_bytes("0 1 1 0.5\n0 1 1\n0 2 0 1\n1 2 3\n2 0.5\n")
     )
-    rng = np.random.default_rng(0)
-    for order in (2, 4):
-        write("search", f"order{order}", bytes([order - 1, 0]) + rng.bytes(300))
 
 
 def main() -> None:

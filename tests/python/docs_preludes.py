@@ -26,9 +26,9 @@ def _decoding() -> Names:
     prompt = [0, 5, 10, 15]
     return {
         "VOCAB": VOCAB, "blockwise": blockwise, "model": blockwise.base,
-        "heads": blockwise.head_logits, "lm": lm, "model_lm": lm,
+        "heads": blockwise.head_logits, "lm": lm,
         "small": random_model("gpt2").base, "prompt_ids": prompt, "prompt": prompt,
-        "input_ids": prompt, "prompt_tensor": torch.tensor([prompt]),
+        "input_ids": prompt,
         "inputs": {"input_ids": torch.tensor([prompt]), "max_new_tokens": 20},
         "prompts": [prompt, [1, 6], [7, 12, 17]], "sequences": [looping_text()],
     }  # fmt: skip

@@ -19,7 +19,6 @@ from lattice_bpd import (
     rescore_lattice,
     rescore_tree,
 )
-from lattice_bpd.arguments import check_int, errors_named
 from lattice_bpd.draft import NGramScorer
 from lattice_bpd.verify import PrefixTree
 
@@ -96,97 +95,70 @@ def test_rescore_lattice(kind: str, small_lm: NGramLM) -> None:
     assert "incompatible function arguments" not in str(raised.value)
 
 
-SLOTS: dict[str, tuple[Any, type[Exception], str]] = {
-    "no candidates": ([([1], [0]), ([], [])], ValueError, "slot 1 has 0 token ids"),
-    "lengths differ": ([([1, 2], [0])], ValueError, "2 token ids and 1 scores"),
-    "doubled": ([([4, 1, 4], [0, 1, 2])], ValueError, "token 4 occurs twice in slot 0"),
-    "NaN": ([([1, 2], [0, NAN])], ValueError, "nan of token 2 in slot 0; expected a finite"),
-    "masked ids": ([([0], [0]), (MASKED_IDS, [0, 1])], TypeError, "slot 1 is a masked numpy array"),
-    "too many slots": ([([1], [0])] * 1025, ValueError, "more than 1024 slots"),
-}  # fmt: skip
+def slots(*given: Any) -> Callable[..., Any]:
+    return lambda *_: SausageLattice(list(given))
 
 
-@pytest.mark.parametrize("kind", SLOTS)
-def test_sausage_lattice(kind: str) -> None:
-    slots, error, message = SLOTS[kind]
-    with pytest.raises(error, match=message) as raised:
-        SausageLattice(slots)
-    assert raised.type is error
+def load(**options: Any) -> Callable[..., Any]:
+    return lambda _, arpa: NGramLM.from_arpa(arpa, **options)
 
 
-LM: dict[str, tuple[Callable[[NGramLM], Any], type[Exception], str]] = {
-    "id above V": (lambda lm: lm.log_prob(4), ValueError, r"id 4 .*expected 0\.\.3"),
-    "context": (lambda lm: lm.log_prob(1, [0, 7]), ValueError, "id 7 at position 1"),
-    "text": (lambda lm: lm.score([0, 4]), ValueError, "id 4 at position 1"),
-    "export context": (lambda lm: lm.to_pywrapfst([9]), ValueError, "id 9 at position 0"),
-    "short vocab": (lambda lm: lm.to_arpa("x", vocab=["a"]), ValueError, "1 words.*4 token ids"),
-    "space in a word": (lambda lm: lm.to_arpa("x", vocab=["a", "b c", "d", "e"]), ValueError,
+# What is called with an LM and its ARPA file, the error's type, and a pattern of the message.
+CALLS: dict[str, tuple[Callable[[NGramLM, Path], Any], type[Exception], str]] = {
+    "no candidates": (slots(([1], [0]), ([], [])), ValueError, "slot 1 has 0 token ids"),
+    "lengths differ": (slots(([1, 2], [0])), ValueError, "2 token ids and 1 scores"),
+    "doubled": (slots(([4, 1, 4], [0, 1, 2])), ValueError, "token 4 occurs twice in slot 0"),
+    "NaN": (slots(([1, 2], [0, NAN])), ValueError, "nan of token 2 in slot 0; expected a finite"),
+    "masked ids": (slots(([0], [0]), (MASKED_IDS, [0, 1])), TypeError,
+                   "slot 1 is a masked numpy array"),
+    "too many slots": (slots(*[([1], [0])] * 1025), ValueError, "more than 1024 slots"),
+    "id above V": (lambda lm, _: lm.log_prob(4), ValueError, r"id 4 .*expected 0\.\.3"),
+    "context": (lambda lm, _: lm.log_prob(1, [0, 7]), ValueError, "id 7 at position 1"),
+    "text": (lambda lm, _: lm.score([0, 4]), ValueError, "id 4 at position 1"),
+    "export context": (lambda lm, _: lm.to_pywrapfst([9]), ValueError, "id 9 at position 0"),
+    "short vocab": (lambda lm, _: lm.to_arpa("x", vocab=["a"]), ValueError, "1 words.*4 token ids"),
+    "space in a word": (lambda lm, _: lm.to_arpa("x", vocab=["a", "b c", "d", "e"]), ValueError,
                         "token id 1 .*white space"),
-    "doubled word": (lambda lm: lm.to_arpa("x", vocab=["a", "b", "a", "c"]), ValueError,
+    "doubled word": (lambda lm, _: lm.to_arpa("x", vocab=["a", "b", "a", "c"]), ValueError,
                      '"a" of token id 2'),
-    "word that is no text": (lambda lm: lm.to_arpa("x", vocab=["a", 1, "b", "c"]), TypeError,
+    "word that is no text": (lambda lm, _: lm.to_arpa("x", vocab=["a", 1, "b", "c"]), TypeError,
                              "token id 1 is 1; expected a str"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", LM)
-def test_ngram_lm(
-    kind: str, small_lm: NGramLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    call, error, message = LM[kind]
-    with pytest.raises(error, match=message) as raised:
-        call(small_lm)
-    assert raised.type is error
-    assert "\n" not in str(raised.value)
-    assert "incompatible function arguments" not in str(raised.value)
-    assert not list(tmp_path.iterdir())
-
-
-# What is called, the error's type, and a pattern of the message.
-CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "masked drafts for a tree": (lambda: PrefixTree.from_drafts(1, MASKED_IDS[None]), TypeError,
+    "masked drafts for a tree": (lambda *_: PrefixTree.from_drafts(1, MASKED_IDS[None]), TypeError,
                                  "PrefixTree: drafts is a masked numpy array"),
-    "a path for a scorer": (lambda: NGramScorer("a.lm"), TypeError, r"load\('a\.lm'\)"),
-    "a path for a tree": (lambda: rescore_tree(logits(), [], "a.lm"), TypeError, "the path"),
-    "half a node": (lambda: rescore_tree(logits(), [], None, top_k=2, max_nodes=1.5), TypeError,
+    "a path for a scorer": (lambda *_: NGramScorer("a.lm"), TypeError, r"load\('a\.lm'\)"),
+    "a path for a tree": (lambda *_: rescore_tree(logits(), [], "a.lm"), TypeError, "the path"),
+    "half a node": (lambda *_: rescore_tree(logits(), [], None, top_k=2, max_nodes=1.5), TypeError,
                     r"max_nodes is 1\.5; expected an integer"),
-    "many drafts of an FST": (lambda: rescore_fst(b"", None, 100_000), ValueError,
+    "many drafts of an FST": (lambda *_: rescore_fst(b"", None, 100_000), ValueError,
                               r"num_drafts is 100000; expected 1\.\.4096"),
-    "training with 1.5 tokens": (lambda: NGramLM.train([[0, 1]], vocab_size=1.5), TypeError,
+    "training with 1.5 tokens": (lambda *_: NGramLM.train([[0, 1]], vocab_size=1.5), TypeError,
                                  r"vocab_size is 1\.5; expected an integer"),
-    "training on a masked text": (lambda: NGramLM.train([MASKED_IDS], vocab_size=4), TypeError,
+    "a flag": (lambda *_: rescore_tree(logits(), [], None, top_k=2, max_nodes=True), TypeError,
+               "max_nodes is True; expected an integer"),
+    "training on a masked text": (lambda *_: NGramLM.train([MASKED_IDS], vocab_size=4), TypeError,
                                   "sequence 0 is a masked numpy array"),
+    "small vocab_size": (load(vocab_size=3), ValueError, "vocab_size is 3.*token id 3"),
+    "unknown encoding": (load(encoding="utf-9"), ValueError, "'utf-9'; expected a name that"),
+    "two-byte encoding": (load(encoding="utf-16"), ValueError, "does not extend ASCII; convert"),
+    "bos outside": (load(bos_id=4), ValueError, r"bos_id is 4; expected a token id in 0\.\.3"),
+    "unk is bos": (load(vocab_size=6, bos_id=5, unk_id=5), ValueError, "unk_id is 5"),
+    "bos is a word": (load(bos_id=0), FormatError, "occurs twice"),
+    "doubled word of a file": (load(vocab=["a", "b", "a"]), ValueError, '"a" twice'),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_calls(kind: str) -> None:
+def test_calls(
+    kind: str, small_lm: NGramLM, small_arpa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     call, error, message = CALLS[kind]
     with pytest.raises(error, match=message) as raised:
-        call()
+        call(small_lm, small_arpa)
     assert raised.type is error
     assert "\n" not in str(raised.value)
     assert "incompatible function arguments" not in str(raised.value)
-
-
-ARPA_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "small vocab_size": ({"vocab_size": 3}, ValueError, "vocab_size is 3.*token id 3"),
-    "unknown encoding": ({"encoding": "utf-9"}, ValueError, "'utf-9'; expected a name that Python"),
-    "two-byte encoding": ({"encoding": "utf-16"}, ValueError, "does not extend ASCII; convert"),
-    "bos outside": ({"bos_id": 4}, ValueError, r"bos_id is 4; expected a token id in 0\.\.3"),
-    "unk is bos": ({"vocab_size": 6, "bos_id": 5, "unk_id": 5}, ValueError, "unk_id is 5"),
-    "bos is a word": ({"bos_id": 0}, FormatError, "occurs twice"),
-    "doubled word": ({"vocab": ["a", "b", "a"]}, ValueError, '"a" twice'),
-}
-
-
-@pytest.mark.parametrize("kind", ARPA_OPTIONS)
-def test_from_arpa(kind: str, small_arpa: Path) -> None:
-    options, error, message = ARPA_OPTIONS[kind]
-    with pytest.raises(error, match=message) as raised:
-        NGramLM.from_arpa(small_arpa, **options)
-    assert raised.type is error
+    assert not list(tmp_path.iterdir())
 
 
 READERS = [NGramLM.load, NGramLM.from_arpa]
@@ -226,45 +198,3 @@ def test_a_missing_extra_is_named(
     owner = small_lm if "LM" in extra else SausageLattice([([1], [0])])
     with pytest.raises(ImportError, match=r"pip install 'lattice-bpd\[openfst\]'"):
         owner.to_pywrapfst()
-
-
-@pytest.mark.parametrize("value", [2, np.int64(2), np.uint8(2)])
-def test_integers_of_any_type_become_ints(value: Any) -> None:
-    checked = check_int("f: n", value, 0, 2)
-    assert (checked, type(checked)) == (2, int)
-
-
-@pytest.mark.parametrize("value", [True, 2.0, "2", None, [2]])
-def test_other_types_are_refused(value: Any) -> None:
-    with pytest.raises(TypeError) as caught:
-        check_int("f: n", value, 0, 2)
-    assert str(caught.value) == f"f: n is {value!r}; expected an integer, 0..2"
-
-
-@pytest.mark.parametrize(
-    ("value", "most", "expected"), [(0, None, "1 or more"), (0, 5, "1..5"), (6, 5, "1..5")]
-)
-def test_the_range_is_in_the_message(value: int, most: int | None, expected: str) -> None:
-    with pytest.raises(ValueError, match="n is") as caught:
-        check_int("n", value, 1, most)
-    assert str(caught.value) == f"n is {value}; expected {expected}"
-    assert check_int("n", 1, 1, most) == 1
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("decode: there is no prompt; expected one: or more", "generate: there is no prompt; "
-         "expected one: or more"),
-        ("heads: found none", "heads: found none"),
-        ("decode", "decode"),
-        ("decoded: 3", "decoded: 3"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("kind", [TypeError, ValueError, MemoryError])
-def test_errors_name_the_function_that_was_called(
-    kind: type[Exception], message: str, expected: str
-) -> None:
-    with pytest.raises(kind) as caught, errors_named("generate", "decode", "make_drafter"):
-        raise kind(message)
-    assert str(caught.value) == expected

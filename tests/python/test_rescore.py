@@ -1,18 +1,27 @@
 """Drafts against brute force over all paths, and from every kind of array."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lattice_bpd import Drafts, NGramLM, SausageLattice, rescore_lattice, rescore_tree
+from lattice_bpd import Drafts, NGramLM, SausageLattice, _core, rescore_lattice, rescore_tree
 from oracles import Slot, list_all_drafts, random_arpa, read_arpa, top_k_slots
 
-ENGINES = ["auto", "fused", "openfst"]
+ENGINES = ["openfst", *_core.fused_instruction_sets()]
 ALPHAS = [1.0, 1.0, 0.5, 0.0, -0.75, 3.25, 64.0, 1e-3]
 INF = float("inf")
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of ENGINES; the fused one with an instruction set."""
+    is_fused = request.param != "openfst"
+    _core.set_fused_instruction_set(request.param if is_fused else "")
+    yield "fused" if is_fused else "openfst"
+    _core.set_fused_instruction_set("")
 
 
 def check_row(drafts: Drafts, row: int, expected: list[tuple[tuple[int, ...], float]]) -> None:
@@ -47,7 +56,7 @@ def random_slots(rng: np.random.Generator, vocab_size: int, max_paths: int = 700
     return slots
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 @pytest.mark.parametrize("seed", range(240))
 def test_brute_force(seed: int, rng: np.random.Generator, engine: str, core_of: Any) -> None:
     vocab_size, order = int(rng.integers(2, 12)), 1 + seed % 6
@@ -90,7 +99,7 @@ def test_batch_of_different_contexts(seed: int, rng: np.random.Generator, core_o
         np.testing.assert_array_equal(alone.scores[0], drafts.scores[row])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_all_paths_tie(small_lm: NGramLM, engine: str) -> None:
     logits = np.zeros((5, 4), np.float32)
     every = list_all_drafts(top_k_slots(logits, 4), None)

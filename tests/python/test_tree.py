@@ -15,7 +15,7 @@ from lattice_bpd import (
     rescore_tree,
 )
 from oracles import list_all_drafts, random_arpa, read_arpa
-from test_engines import random_options, random_slots
+from test_rescore import ALPHAS, random_slots
 
 Prefix = tuple[int, ...]
 
@@ -56,8 +56,10 @@ def test_masses_are_those_of_all_paths(seed: int, rng: Any, core_of: Any) -> Non
     )
     lm, oracle = core_of(text, vocab_size=vocab_size), read_arpa(text)
     for _ in range(8):
-        slots, options = random_slots(rng, vocab_size, 200), random_options(rng, vocab_size)
-        del options["num_drafts"]
+        slots, bos = random_slots(rng, vocab_size, 200), bool(rng.integers(2))
+        context = rng.integers(0, vocab_size, rng.integers(0, 8)).tolist()
+        alpha = float(rng.choice(ALPHAS))
+        options: dict[str, Any] = {"alpha": alpha, "bos": bos, "context": context}
         has_lm = rng.random() < 0.9
         masses = masses_of(list_all_drafts(slots, oracle if has_lm else None, **options))
         max_nodes = int(rng.choice([1, 3, 10, 50, 4000]))
