@@ -7,28 +7,24 @@ test-architectures`).
 from __future__ import annotations
 
 import os
+import zlib
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from zoo import check_architecture, is_in_third, list_architectures
+from architectures import check_architecture, list_architectures
+from config_overrides import NOT_BUILT
 
 ALL = os.environ.get("LATTICE_BPD_ALL_ARCHITECTURES", "0") not in ("", "0")
-CHOSEN = [entry for entry in list_architectures() if ALL or is_in_third(entry)]
+CHOSEN = [one for one in list_architectures() if ALL or zlib.crc32(one.name.encode()) % 3 == 0]
 
 
-@pytest.mark.parametrize("architecture", CHOSEN, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("architecture", CHOSEN, ids=lambda one: one.name)
 def test_equal_or_refused(architecture):
-    result = check_architecture(architecture)
-    if result.not_built is not None:
-        pytest.skip(result.not_built)
-    failed = [
-        f"{verdict.outcome}: {verdict.case.name}: {verdict.detail} (position {verdict.position}, "
-        f"margin {verdict.margin})"
-        for verdict in result.verdicts
-        if verdict.failed
-    ]
-    assert not failed, "\n".join([architecture.class_name, *failed])
-    assert result.verdicts
+    if architecture.name in NOT_BUILT:
+        pytest.skip(NOT_BUILT[architecture.name])
+    verdicts = check_architecture(architecture)
+    assert verdicts
+    assert not [verdict for verdict in verdicts if verdict.failed]

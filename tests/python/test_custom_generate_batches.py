@@ -13,9 +13,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation import logits_process
 
 from blockwise_models import VOCAB, model_of
-from constraints import acceptor_of
 from lattice_bpd.decode import CustomGenerate
-from lattice_bpd.decode.state.batch_rules import _ROW_WISE
 
 EOS, ROWS, NEW = 7, 4, 18
 ENDS = {"eos_token_id": EOS, "pad_token_id": 0}
@@ -64,23 +62,6 @@ SETTINGS = {
         "watermarking_config": {"bias": 3.0, "seeding_scheme": "selfhash", "context_width": 2}
     },
 }
-# the processors of sampling are built here: a sample is not that of plain `generate`
-WARPERS = {
-    "EpsilonLogitsWarper": {"epsilon": 0.02},
-    "EtaLogitsWarper": {"epsilon": 0.02},
-    "MinPLogitsWarper": {"min_p": 0.1},
-    "TemperatureLogitsWarper": {"temperature": 0.7},
-    "TopHLogitsWarper": {"top_h": 0.5},
-    "TopKLogitsWarper": {"top_k": 4},
-    "TopPLogitsWarper": {"top_p": 0.6},
-    "TypicalLogitsWarper": {"mass": 0.6},
-}
-
-
-def test_every_processor_that_needs_no_check_is_tested_here():
-    known = {kind.__name__ for kind in _ROW_WISE - {None}}
-    tested = {name for name in (*SETTINGS, *WARPERS) if hasattr(logits_process, name)}
-    assert {name for name in known if not name.endswith("Criteria")} == tested
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -88,26 +69,6 @@ def test_a_batch_with_each_processor_of_transformers(name):
     for kind in ("trained", "llama"):
         plain, ours = both(kind=kind, **SETTINGS[name])
         assert ours.tolist() == plain.tolist()
-
-
-@pytest.mark.parametrize("name", WARPERS)
-def test_a_batch_with_each_warper(name):
-    kind = getattr(logits_process, name, None)
-    if kind is None:
-        pytest.skip(f"this transformers has no {name}")
-
-    def make():  # the least likely token that is kept
-        return [kind(**WARPERS[name]), Inverse()]
-
-    plain, ours = both(make)
-    assert ours.tolist() == plain.tolist()
-
-
-class Inverse(LogitsProcessor):
-    """The least likely of the tokens that are not masked becomes the best."""
-
-    def __call__(self, _input_ids, scores):
-        return torch.where(scores.isneginf(), scores, -scores)
 
 
 class Late(LogitsProcessor):
@@ -203,15 +164,6 @@ def test_what_couples_rows_is_refused_by_name(name, make, ends):
     assert outputs[0].tolist() == outputs[1].tolist()
 
 
-def test_tokens_that_a_function_allows_by_row():
-    def allowed(number, ids):
-        return [(int(ids[-1]) * 7 + number + step) % VOCAB for step in range(5)]
-
-    for ends in ({}, ENDS):
-        plain, ours = both(prefix_allowed_tokens_fn=lambda: allowed, **ends)
-        assert ours.tolist() == plain.tolist()
-
-
 def test_several_samples_of_each_prompt_have_its_rules():
     base = model_of("trained").base
     method = CustomGenerate(model_of("trained").head_logits, top_k=6, max_nodes=12)
@@ -223,21 +175,6 @@ def test_several_samples_of_each_prompt_have_its_rules():
     )  # fmt: skip
     for number, row in enumerate(output[:, 9:].tolist()):
         assert set(row) <= set(tokens[number // 3])
-
-
-def test_steps_after_a_row_ended_by_a_constraint_are_compared():
-    arcs = [(step, 1 + token, step + 1) for step in range(9) for token in range(8, VOCAB)]
-    chain = acceptor_of([*arcs, *((step, 1 + 3, 9) for step in range(9))], {9})
-    method = CustomGenerate(model_of("llama").head_logits, constraint=chain)
-    settings = {**inputs(2), "max_new_tokens": NEW, "pad_token_id": 0, "custom_generate": method}
-    base, bias = model_of("llama").base, [[[3], 3.0]]
-    base.generate(**settings, sequence_bias=bias)
-    lengths = [len(result.token_ids) for result in method.results]
-    assert {result.finish for result in method.results} == {"constraint"}
-    late = min(lengths) + 1
-    assert late < max(lengths)
-    with pytest.raises(ValueError, match="ByRow cannot be honored"):
-        base.generate(**settings, sequence_bias=bias, logits_processor=[ByRow(late)])
 
 
 class LengthOfRow(StoppingCriteria):

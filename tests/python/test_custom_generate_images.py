@@ -36,36 +36,16 @@ def ours(kind: str, inputs: dict, method: CustomGenerate) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_only(kind):
-    for prompt in ([3, 5, 6, 7], [9], list(range(1, 15))):
-        inputs = {"input_ids": torch.tensor([prompt])}
-        wanted = plain(kind, inputs)
-        for layout in ("rows", "auto"):
-            method = CustomGenerate(drafter=PlantedDrafts(wanted[0], VOCAB), layout=layout)
-            assert ours(kind, inputs, method) == wanted
-            assert method.results[0].stats.block_efficiency > 2.0
-        drafter = PlantedDrafts(wanted[0], VOCAB)
-        assert generate(vision_model(kind), prompt, drafter=drafter,
-                        max_new_tokens=NEW).token_ids == wanted[0]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_with_an_image(kind):
-    seen = set()
     for seed, prompt in enumerate(PROMPTS):
         inputs = image_inputs(kind, [prompt], seed)
         wanted = plain(kind, inputs)
-        seen.add(tuple(wanted[0]))
-        for strategy in ("planted", "mixture", "greedy"):
-            drafter = PlantedDrafts(wanted[0], VOCAB) if strategy == "planted" else None
-            method = CustomGenerate(drafter=drafter or strategy)
-            assert ours(kind, inputs, method) == wanted
-            if drafter is not None:
-                assert method.results[0].stats.block_efficiency > 2.0
+        method = CustomGenerate(drafter=PlantedDrafts(wanted[0], VOCAB))
+        assert ours(kind, inputs, method) == wanted
+        assert method.results[0].stats.block_efficiency > 2.0
         # text after an image: nothing of it is left
         text = {"input_ids": torch.tensor([[3, 5, 6, 7]])}
         assert ours(kind, text, CustomGenerate(drafter="mixture")) == plain(kind, text)
-    assert len(seen) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,10 +64,10 @@ def test_a_batch_of_images_and_of_texts(kind):
 
 
 def test_an_input_that_later_tokens_need_is_refused_by_name():
-    model = vision_model("llava")
+    model = vision_model("gemma3")
     ids = torch.tensor([[1, 2, 3]])
     method = CustomGenerate(drafter="greedy")
-    with pytest.raises(ValueError, match="cannot hand cross_attention_mask to Llava"):
+    with pytest.raises(ValueError, match="cannot hand cross_attention_mask to Gemma3"):
         method(
             model, ids, [], [], model.generation_config,
             cross_attention_mask=torch.ones(1, 3),

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from transformers import GenerationConfig, StaticCache
 
 from blockwise_models import (
@@ -20,6 +21,7 @@ from blockwise_models import (
 )
 from lattice_bpd.decode import (
     Drafter,
+    DraftError,
     DraftWarning,
     TreeDrafter,
     decode,
@@ -32,11 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for te
 
 PROMPT = [3, 8, 13]
 STATIC = GenerationConfig(cache_implementation="static")
-SMALL = {"top_k": 6, "num_drafts": 5, "max_nodes": 14, "alpha": 0.5}
-
-
-def options_of(name: str) -> dict:
-    return {"drafter": DraftConfig(name, **SMALL), "lm": small_lm()}
 
 
 def draft_of(state, tokens) -> PrefixTree:
@@ -122,6 +119,38 @@ def test_a_tree_below_another_token_counts_as_none():
     assert result.stats.draft_failures == {"shape": 4}  # the prompt's and the last token need none
 
 
+class Failing:
+    """Drafts what it likes, but for every third step, where it raises."""
+
+    def __init__(self, error):
+        self.error, self.steps = error, 0
+
+    def propose(self, states):
+        self.steps += 1
+        if self.steps % 3 == 0:
+            raise self.error
+        return [PrefixTree.from_drafts(state.tokens[-1], [[1, 2]]) for state in states]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FloatingPointError("NaN in the logits"), "nan"),
+        (MemoryError("no memory"), "memory"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "memory"),
+        (IndexError("no such row"), "shape"),
+        (DraftError("tired", "not today"), "tired"),
+    ],
+)
+def test_a_failed_draft_costs_one_step(error, kind):
+    drafter = Failing(error)
+    with pytest.warns(DraftWarning, match=f"Failing drafted nothing .{kind}: ") as caught:
+        result = decode(model_of("llama"), PROMPT, drafter, max_new_tokens=20)
+    assert len(caught) == 1  # of many failures
+    assert result.token_ids == plain_greedy(model_of("llama"), PROMPT, 20)
+    assert result.stats.draft_failures == {kind: drafter.steps // 3}
+
+
 def test_a_static_cache_gives_the_same_tokens(monkeypatch):
     sizes = []
     original = StaticCache.update
@@ -135,11 +164,11 @@ def test_a_static_cache_gives_the_same_tokens(monkeypatch):
         for prompt in random_prompts(4, seed=6):
             sizes.clear()
             result = generate(
-                model_of(kind), prompt, **options_of("tree"), max_new_tokens=16,
-                generation_config=STATIC,
+                model_of(kind), prompt, DraftConfig("tree", top_k=6, max_nodes=14), lm=small_lm(),
+                max_new_tokens=16, generation_config=STATIC,
             )  # fmt: skip
             assert result.token_ids == greedy_of(kind, tuple(prompt), 16)
-            assert set(sizes[2:]) == {SMALL["max_nodes"] + 1}  # one shape for every verifying call
+            assert set(sizes[2:]) == {15}  # one shape for every verifying call
     sizes.clear()  # several prompts share a cache that grows, as in `CustomGenerate`
     together = generate(
         model_of("llama"), [[1], [2]], "greedy", generation_config=STATIC, max_new_tokens=5
@@ -152,26 +181,3 @@ def test_a_static_cache_gives_the_same_tokens(monkeypatch):
         decode(model_of("llama"), [[1], [2]], TreeDrafter(None), static_cache=True)
     with pytest.raises(ValueError, match="cannot be rolled back"):
         generate(model_of("mistral"), [1, 2], generation_config=STATIC)
-
-
-def test_every_row_of_a_batch_gets_its_own_exact_token():
-    model, received, states = model_of("trained"), [], []
-
-    def heads(hidden, exact_tokens):
-        received.append(exact_tokens.tolist())
-        return model.head_logits(hidden)
-
-    class Watching(TreeDrafter):
-        def propose(self, states_of_step):
-            states.append([state.tokens[-1] for state in states_of_step])
-            return super().propose(states_of_step)
-
-    prompts = [PROMPT, [5], [40, 2]]
-    drafter = Watching(None, top_k=4, max_nodes=6)
-    results = generate(model.base, prompts, heads=heads, drafter=drafter, max_new_tokens=12)
-    first, *rest = received  # the first call only determines the number of slots
-    assert first == [results[0].token_ids[0]]
-    assert rest == states
-    assert {len(row) for row in rest} >= {3}
-    for prompt, result in zip(prompts, results, strict=True):
-        assert result.token_ids == plain_greedy(model, prompt, 12)

@@ -12,14 +12,10 @@ from torch import nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
-    RobertaConfig,
-    RobertaForCausalLM,
     RobertaPreLayerNormConfig,
     RobertaPreLayerNormForCausalLM,
 )
@@ -92,34 +88,14 @@ def test_windows_that_count_cache_positions_are_refused_in_batches_and_trees(kin
             decode(type(model)(config).eval(), PROMPTS, NoDrafter(), max_new_tokens=4)
 
 
-@pytest.mark.parametrize("before_norm", [False, True])
-def test_decoders_that_read_in_both_directions_are_refused(before_norm):
-    config = (RobertaPreLayerNormConfig if before_norm else RobertaConfig)(
+def test_decoders_that_read_in_both_directions_are_refused():
+    config = RobertaPreLayerNormConfig(
         vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=64, max_position_embeddings=64, eos_token_id=None,
     )  # fmt: skip
-    kind = RobertaPreLayerNormForCausalLM if before_norm else RobertaForCausalLM
     torch.manual_seed(0)
-    model = kind(config).eval()
+    model = RobertaPreLayerNormForCausalLM(config).eval()
     with pytest.raises(ValueError, match=r"both directions \(then set is_decoder=True"):
-        generate(model, PROMPTS[0], "mixture", **OPTIONS)
-    config.is_decoder = True
-    model = kind(config).eval()
-    wanted = plain_generate(model, PROMPTS[0])
-    assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
-
-
-def test_training_mode_is_refused_with_dropout_alone():
-    llama = copy.deepcopy(build_target("llama")).train()
-    assert generate(llama, PROMPTS[0], **OPTIONS).token_ids == generated("llama")[0]
-    config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, eos_token_id=None)
-    model = GPT2LMHeadModel(config)  # with dropout
-    model.eval()
-    wanted = plain_generate(model, PROMPTS[0])
-    assert generate(model, PROMPTS[0], "mixture", **OPTIONS).token_ids == wanted
-    model.train()
-    message = r"generate: GPT2LMHeadModel is in training mode, with dropout .* call model\.eval"
-    with pytest.raises(ValueError, match=message):
         generate(model, PROMPTS[0], "mixture", **OPTIONS)
 
 
@@ -161,7 +137,7 @@ class Wrapper(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("wrap", [Wrapper, nn.DataParallel, nn.Sequential, torch.compile])
+@pytest.mark.parametrize("wrap", [Wrapper, nn.DataParallel, torch.compile])
 def test_wrapped_models_are_unwrapped(wrap):
     model = build_target("llama")
     result = generate(wrap(model), PROMPTS[1], "mixture", **OPTIONS)
@@ -201,20 +177,6 @@ def test_a_model_that_fails_on_a_warm_cache_is_refused(monkeypatch):
     monkeypatch.setattr(model.model, "forward", forget)
     with pytest.raises(ValueError, match="other logits for several tokens at once"):
         generate(model, PROMPTS[0], "mixture")
-
-
-def test_a_model_that_ignores_padding_is_refused_in_batches(monkeypatch):
-    model = copy.deepcopy(build_target("llama"))
-    whole = model.model.forward
-
-    def ignore_mask(*args, **kwargs):
-        if kwargs.get("attention_mask") is not None and kwargs["attention_mask"].ndim == 2:
-            kwargs["attention_mask"] = None
-        return whole(*args, **kwargs)
-
-    monkeypatch.setattr(model.model, "forward", ignore_mask)
-    with pytest.raises(ValueError, match="does not keep to the attention mask of padded texts"):
-        decode(model, PROMPTS, NoDrafter())
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mistral"])

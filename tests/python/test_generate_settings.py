@@ -69,17 +69,10 @@ def assert_equal_to_plain(model, prompt: list[int], **options):
 
 
 SETTINGS = {
-    "one end token": {"eos_token_id": 25},
     "end tokens": {"eos_token_id": [3, 8, 21], "pad_token_id": 0},
-    "repetition penalty": {"repetition_penalty": 1.6},
-    "no repeated bigram": {"no_repeat_ngram_size": 2},
-    "least length": {"eos_token_id": list(range(0, VOCAB, 3)), "min_length": 17},
     "least new tokens": {"eos_token_id": list(range(1, VOCAB, 3)), "min_new_tokens": 9},
     "suppressed": {"suppress_tokens": [1, 2, 13], "begin_suppress_tokens": [18, 4]},
     "forced end": {"eos_token_id": 25, "forced_eos_token_id": 25},
-    "bad words": {"bad_words_ids": [[3], [8, 13], [5]]},
-    "bias": {"sequence_bias": [[[3], -4.0], [[8, 13], 5.0]]},
-    "decay": {"eos_token_id": 25, "exponential_decay_length_penalty": (4, 1.5)},
     "chat": {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [3, 4],
              "repetition_penalty": 1.05},
     "all": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[9]],
@@ -99,20 +92,6 @@ def test_settings_of_the_model_are_honored(kind, case):
         assert result.finish == ("stop_token" if result.token_ids[-1] in ends else "length")
 
 
-def test_stop_tokens_of_the_caller_replace_those_of_the_model():
-    model = model_with(eos_token_id=list(range(0, VOCAB, 2)))
-    for prompt in prompts():
-        free = plain_continuation(model, prompt, eos_token_id=None)
-        assert (
-            generate(model, prompt, "greedy", stop_token_ids=[], max_new_tokens=NEW).token_ids
-            == free
-        )
-        last = free[10]
-        result = generate(model, prompt, "greedy", stop_token_ids=last, max_new_tokens=NEW)
-        assert result.token_ids == free[: free.index(last) + 1]
-        assert result.finish == "stop_token"
-
-
 def test_lengths_come_from_the_argument_then_the_config_then_64():
     prompt = prompts()[0]
     assert len(generate(model_with(), prompt, "greedy").token_ids) == 64
@@ -127,8 +106,6 @@ def test_lengths_come_from_the_argument_then_the_config_then_64():
 
 
 REFUSED = {
-    "num_beams": {"num_beams": 4},
-    "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
     "dola_layers": {"dola_layers": "low"},
     "stop_strings": {"stop_strings": ["x"]},
     "cache_implementation": {"cache_implementation": "quantized"},

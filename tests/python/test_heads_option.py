@@ -15,13 +15,10 @@ pytest.importorskip("tokenizers")
 
 import tokenizers
 import torch
-from transformers import PreTrainedModel
 
 from blockwise_models import VOCAB, looping_text, trained_model
 from lattice_bpd.cli import main
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, load_heads
-from lattice_bpd_drafters.block_drafter import BlockDrafter
-from lattice_bpd_drafters.config import BlockDrafterConfig
+from lattice_bpd.models import BlockwiseHeads, load_heads
 from lattice_bpd_drafters.medusa import MedusaHeads, save_medusa
 from lattice_bpd_kim2024.record.files import load_manifest
 
@@ -30,8 +27,7 @@ from lattice_bpd_kim2024.record.files import load_manifest
 def folder(tmp_path_factory) -> Path:
     """`full`: model and heads; `plain`: model only; `heads`: heads only; `other`: random heads.
 
-    As others publish them, for the same model: `medusa` and `block`, heads only, and
-    `medusa_with_target`.
+    `medusa`: heads only, as others publish them.
     """
     path = tmp_path_factory.mktemp("beside")
     model = trained_model()
@@ -42,34 +38,16 @@ def folder(tmp_path_factory) -> Path:
     other = BlockwiseHeads(model.heads.hidden_size, 3, vocab_size=VOCAB)
     torch.nn.init.normal_(other.outer_weight)
     other.save_pretrained(path / "other")
-    base, published = model.base, published_heads(model.base)
-    save_medusa(published["medusa"], path / "medusa")
-    save_medusa(published["medusa"], path / "medusa_with_target", base=base)
-    published["block"].save_pretrained(path / "block")
-    for name, heads in published.items():
-        BlockwiseLM(base, heads=heads).save_pretrained(path / f"full_{name}")
+    save_medusa(MedusaHeads.from_target(model.base, 3), path / "medusa")
     words = {f"t{number}": number for number in range(VOCAB)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    for name in ("full", "plain", "medusa_with_target", "full_medusa", "full_block"):
+    for name in ("full", "plain"):
         tokenizer.save(str(path / name / "tokenizer.json"))
     ids = looping_text(900, seed=9).tolist()
     lines = [" ".join(f"t{i}" for i in ids[40 * n : 40 * n + 8]) for n in range(9)]
     (path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": line}) for line in lines))
     return path
-
-
-def published_heads(base: PreTrainedModel) -> dict[str, MedusaHeads | BlockDrafter]:
-    """Random ones for a model."""
-    torch.manual_seed(4)
-    medusa = MedusaHeads.from_target(base, 3)
-    torch.nn.init.normal_(medusa.block_weight, std=0.1)
-    sizes = BlockDrafterConfig(
-        hidden_size=base.config.n_embd, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8,
-        intermediate_size=16, vocab_size=VOCAB, target_hidden_size=base.config.n_embd,
-        hidden_layers=(0,), block_size=4, mask_token_id=VOCAB - 1,
-    )  # fmt: skip
-    return {"medusa": medusa, "block": BlockDrafter(sizes).eval()}
 
 
 def record(folder: Path, out: Path, model: str, *options: object) -> Path:
@@ -82,35 +60,13 @@ def record(folder: Path, out: Path, model: str, *options: object) -> Path:
 
 
 def test_a_record_with_heads_from_beside_is_that_of_one_folder(folder, tmp_path):
-    runs = {
-        "full": record(folder, tmp_path / "full", "full"),
-        "beside": record(folder, tmp_path / "beside", "plain", "--heads", folder / "heads"),
-        "replaced": record(folder, tmp_path / "replaced", "full", "--heads", folder / "other"),
-    }
-    shards = {name: (run / "shard-00000.parquet").read_bytes() for name, run in runs.items()}
-    manifests = {name: load_manifest(run) for name, run in runs.items()}
-    assert shards["beside"] == shards["full"]
-    assert manifests["beside"].model_fingerprint == manifests["full"].model_fingerprint
-    assert [m.num_slots for m in manifests.values()] == [4, 4, 2]  # --heads before the model's own
-    assert manifests["replaced"].model_fingerprint != manifests["full"].model_fingerprint
-
-
-@pytest.mark.parametrize(
-    ("own", "model", "options"),
-    [
-        ("full_medusa", "plain", ["--heads", "{0}/medusa"]),
-        ("full_medusa", "plain", ["--heads", "{0}/medusa_with_target"]),
-        ("full_medusa", "medusa_with_target", []),
-        ("full_block", "plain", ["--heads", "{0}/block"]),
-    ],
-)
-def test_published_heads_are_read_like_those_saved_here(folder, tmp_path, own, model, options):
-    """Without a step of conversion."""
-    expected = record(folder, tmp_path / "own", own)
-    run = record(folder, tmp_path / "run", model, *(option.format(folder) for option in options))
-    assert (run / "shard-00000.parquet").read_bytes() == (
-        expected / "shard-00000.parquet"
-    ).read_bytes()
+    full = record(folder, tmp_path / "full", "full")
+    beside = record(folder, tmp_path / "beside", "plain", "--heads", folder / "heads")
+    replaced = record(folder, tmp_path / "replaced", "full", "--heads", folder / "other")
+    shard = "shard-00000.parquet"
+    assert (beside / shard).read_bytes() == (full / shard).read_bytes()
+    slots = [load_manifest(run).num_slots for run in (full, beside, replaced)]
+    assert slots == [4, 4, 2]  # --heads before the model's own
 
 
 def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatch):
@@ -170,10 +126,7 @@ def test_load_heads_says_what_is_wrong_with_a_path(folder):
     ("part", "distribution"),
     [
         ("selector/", "lattice-bpd-drafters"),
-        ("block_drafter/", "lattice-bpd-drafters"),
         ("spec_drafter.json", "lattice-bpd-translation"),
-        ("medusa_lm_head.pt", "lattice-bpd-drafters"),
-        ("medusa_heads.json", "lattice-bpd-drafters"),
         ("medusa_num_heads", "lattice-bpd-drafters"),
     ],
 )

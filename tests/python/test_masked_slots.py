@@ -11,7 +11,6 @@ import pytest
 
 from lattice_bpd import (
     NGramLM,
-    SausageLattice,
     _core,
     rescore_lattice,
     rescore_tree,
@@ -63,24 +62,15 @@ def fused(name: str) -> Search:
     return search
 
 
-def from_lattices(logits: Any, contexts: Any, lm: NGramLM) -> Any:
-    lattices = [SausageLattice.from_logits(row, TOP_K) for row in logits]
-    return rescore_lattice(lattices, contexts, lm, num_drafts=7, alpha=0.5)
-
-
 def by_device(logits: Any, contexts: Any, lm: NGramLM) -> Any:
     parts = top_k_on_device(torch.from_numpy(logits), TOP_K, False)
     lattice = Candidates(*(part.reshape(*logits.shape[:2], TOP_K) for part in parts))
     return rescore_lattice(lattice, contexts, lm, num_drafts=7, alpha=0.5)
 
 
-def by_scorer(beam: int | None) -> Search:
-    def search(logits: Any, contexts: Any, lm: NGramLM) -> Any:
-        candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
-        options: dict[str, Any] = {"num_drafts": 4, "beam": beam, "alpha": 0.5}
-        return search_drafts(candidates, contexts, NGramScorer(lm), **options)
-
-    return search
+def by_scorer(logits: Any, contexts: Any, lm: NGramLM) -> Any:
+    candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
+    return search_drafts(candidates, contexts, NGramScorer(lm), num_drafts=4, alpha=0.5)
 
 
 def shared(logits: Any, contexts: Any, lm: NGramLM) -> Any:
@@ -91,11 +81,8 @@ def shared(logits: Any, contexts: Any, lm: NGramLM) -> Any:
 SEARCHES: dict[str, Search] = {
     "openfst": lambda *given: rescore_lattice(*given, engine="openfst", **LISTS),
     **{name: fused(name) for name in _core.fused_instruction_sets()},
-    "lattices": from_lattices,
-    "torch": lambda z, *given: rescore_lattice(torch.from_numpy(z), *given, **LISTS),
     "device": by_device,
-    "scorer": by_scorer(None),
-    "beam": by_scorer(500),
+    "scorer": by_scorer,
     "tree": lambda *given: rescore_tree(*given, **TREES),
     "samples": lambda z, *given: sample_tree(z, *given, seed=[5] * len(z), **TREES),
     "shared noise": shared,

@@ -10,11 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 
-from blockwise_models import VOCAB, model_of, plain_greedy
 from lattice_bpd import NGramLM, _core
-from lattice_bpd.decode import generate
-from lattice_bpd.decode.drafters import MixtureDrafter, TextStore
-from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts
 from lattice_bpd.draft.mixture import (
     Gates,
     KnownText,
@@ -151,49 +147,6 @@ def test_rejects_bad_input():
         _core.search_mixtures([text], [1], 1, costs=np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match=r"expected 0\.\.4096"):
         _core.search_mixtures([text], [1], 5000)
-
-
-PROMPTS = [
-    np.random.default_rng(number).integers(0, VOCAB, 2 + 5 * number).tolist() for number in range(4)
-]
-
-
-def test_a_store_drafts_texts_served_before():
-    model, store = model_of("llama"), TextStore(1000)
-    wanted = plain_greedy(model, PROMPTS[2], 30)
-    calls = []
-    for _ in range(2):
-        drafter = MixtureDrafter(text=False, store=store, max_nodes=8)
-        result = generate(model, PROMPTS[2], drafter, max_new_tokens=30)
-        assert result.token_ids == wanted
-        calls.append(result.stats.target_calls)
-    assert calls[1] < calls[0] // 2
-    assert store.token_ids.tolist()[:32] == [*PROMPTS[2], *wanted][:32]
-
-
-def simulate(slope: float, steps: int = 200) -> tuple[CallCosts, list[int]]:
-    """Costs of calls of 1 + slope * n milliseconds, and the sizes that were asked for."""
-    costs, asked = CallCosts(), []
-    rng = np.random.default_rng(0)
-    for step in range(steps):
-        size = costs.next_to_measure()
-        asked.append(-1 if size is None else size)
-        used = int(rng.choice([4, 8, 12])) if size is None else size
-        first_is_slow = 2.0 if step == 0 else 1.0
-        costs.add(used, 1e-3 * (1.0 + slope * used) * first_is_slow * rng.uniform(0.95, 1.05))
-    return costs, asked
-
-
-@pytest.mark.parametrize("slope", [0.0, 0.02, 0.2])
-def test_costs_are_those_of_the_calls(slope):
-    costs, asked = simulate(slope)
-    times = costs.times(16)
-    expected = 1e-3 * (1.0 + slope * np.arange(17))
-    np.testing.assert_allclose(times, expected, rtol=0.15 if slope < 0.1 else 0.25)
-    assert (np.diff(times) >= 0.0).all()
-    assert asked[:2] == [0, 0]
-    assert {size for size in asked if size > 0} <= set(SIZES)
-    assert asked.count(-1) > 185
 
 
 def test_gates_follow_the_text_and_fit():

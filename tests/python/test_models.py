@@ -59,16 +59,12 @@ def test_save_and_load_give_the_same_model(kind, tmp_path):
     ("file", "damage", "message"),
     [
         ("blockwise_heads.json", None, "no draft heads in this folder.*lattice-bpd build --heads"),
-        ("blockwise_heads.json", "{", "cannot be read"),
         ("blockwise_heads.json", "[]", "is not a"),
         ("blockwise_heads.json", {"version": 9}, "format version 9, expected 1"),
         ("blockwise_heads.json", {"num_heads": 1}, "num_heads is 1, expected an integer of 2"),
         ("blockwise_heads.json", {"num_heads": 7}, "weights cannot be read"),
-        ("blockwise_heads.safetensors", None, "weights cannot be read"),
         ("blockwise_heads.safetensors", "cut", "weights cannot be read"),
-        ("model.safetensors", None, "model cannot be read"),
         ("model.safetensors", "cut", "model cannot be read"),
-        ("config.json", "{", "model cannot be read"),
     ],
 )
 def test_damaged_files_are_format_errors(tmp_path, file, damage, message):

@@ -58,36 +58,32 @@ def heads_of(size: int) -> Any:
 @pytest.mark.parametrize("shape", ["chain", "beam", "sampled", "sampled_tree"])
 def test_draft_models(shape: str, size: int) -> None:
     target = build_target("llama")
-    for prompt in (PROMPTS[0], FOREIGN):
-        drafter = DraftModelDrafter(resized(target, size), shape=shape)
-        result = decode(target, prompt, drafter, max_new_tokens=NEW)
+    results = [
+        decode(target, prompt, DraftModelDrafter(model, shape=shape), max_new_tokens=NEW)
+        for prompt, model in (
+            (FOREIGN, resized(target, size)), (PROMPTS[0], resized(target, size)),
+            (PROMPTS[0], target),
+        )
+    ]  # fmt: skip
+    for result, prompt in zip(results, (FOREIGN, PROMPTS[0], PROMPTS[0]), strict=True):
         assert result.token_ids == plain_generate(target, prompt)
         assert not result.stats.draft_failures
-    expected = decode(
-        target, PROMPTS[0], DraftModelDrafter(target, shape=shape), max_new_tokens=NEW
-    )
-    assert max(expected.token_ids) < VOCAB - 2  # so that a smaller one can draft all of it
-    result = decode(target, PROMPTS[0], DraftModelDrafter(resized(target, size), shape=shape),
-                    max_new_tokens=NEW)  # fmt: skip
     if shape in ("chain", "beam"):
-        assert result.stats.accept_lengths == expected.stats.accept_lengths
-        assert result.stats.block_efficiency > 2.5
+        assert results[1].stats.accept_lengths == results[2].stats.accept_lengths
+        assert results[1].stats.block_efficiency > 2.5
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    "strategy", ["bpd", "ngram", "p_best", "tree", "chain", "neural", "mixture"]
-)
+@pytest.mark.parametrize("strategy", ["ngram", "tree", "chain", "neural", "mixture"])
 def test_lms_and_heads(strategy: str, size: int) -> None:
     target = build_target("llama")
-    options: dict[str, Any] = {"max_new_tokens": NEW}
     for prompt in (PROMPTS[0], FOREIGN):
         lengths = []
         for lm_size, heads_size in ((VOCAB, VOCAB), (size, VOCAB), (VOCAB, size), (size, size)):
-            lm = None if strategy == "bpd" else lm_of(lm_size)
             result = generate(
-                target, prompt, strategy, heads=heads_of(heads_size), lm=lm, **options
-            )
+                target, prompt, strategy, heads=heads_of(heads_size), lm=lm_of(lm_size),
+                max_new_tokens=NEW,
+            )  # fmt: skip
             assert result.token_ids == plain_generate(target, prompt)
             assert not result.stats.draft_failures
             assert not result.stats.scorer_failures
@@ -96,7 +92,7 @@ def test_lms_and_heads(strategy: str, size: int) -> None:
             assert lengths[1] == lengths[0]
         if strategy in ("tree", "chain"):  # more candidates than the heads have token ids
             config = DraftConfig(strategy, top_k=VOCAB)
-            result = generate(target, prompt, config, heads=heads_of(size), **options)
+            result = generate(target, prompt, config, heads=heads_of(size), max_new_tokens=NEW)
             assert result.token_ids == plain_generate(target, prompt)
 
 
@@ -112,7 +108,6 @@ def test_tokenizers_are_compared_where_they_are_known(tmp_path: Path) -> None:
     words = [f"w{number}" for number in range(VOCAB - 4)]
     target = saved(build_target("llama"), tmp_path / "target", words)
     for name, size, own in (
-        ("padded", 2 * VOCAB, words),
         ("more words", VOCAB + 8, [*words, "<tool>", "<think>"]),
         ("fewer words", VOCAB, words[:-9]),
     ):
@@ -122,7 +117,6 @@ def test_tokenizers_are_compared_where_they_are_known(tmp_path: Path) -> None:
         assert result.stats.block_efficiency > 1.5
     for name, size, own in (
         ("other", VOCAB + 8, [f"x{number}" for number in range(VOCAB - 4)]),
-        ("same size", VOCAB, words[::-1]),
         ("shifted", 2 * VOCAB, ["<pad>", *words]),
     ):
         draft = saved(resized(target, size), tmp_path / name, own)
@@ -130,7 +124,3 @@ def test_tokenizers_are_compared_where_they_are_known(tmp_path: Path) -> None:
             ValueError, match=r"tokenizers .* differ in [0-9]+ of .*expected the same"
         ):
             generate(target, FOREIGN, "draft_model", draft_model=draft)
-    (tmp_path / "other/tokenizer.json").unlink()  # unknown now
-    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "other")
-    result = generate(target, FOREIGN, "draft_model", draft_model=draft, max_new_tokens=NEW)
-    assert result.token_ids == plain_generate(target, FOREIGN)

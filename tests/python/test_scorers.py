@@ -118,9 +118,6 @@ def test_kenlm_scorer_equals_the_ngram_lm_of_the_same_arpa(rng, seed, words, tmp
         state, own = (s.advance(p, rows, tokens) for s, p in ((scorer, state), (ours, own)))
 
 
-@pytest.mark.parametrize(("num_drafts", "beam"), [(0, None), (3, 2), (1, 0)])
-def test_search_refuses_beams_that_do_not_fit(rng, num_drafts, beam):
+def test_search_refuses_beams_that_do_not_fit(rng):
     with pytest.raises(ValueError, match="a beam of at least as many"):
-        search_drafts(
-            random_candidates(rng), [[1]], HistoryScorer(), num_drafts=num_drafts, beam=beam
-        )
+        search_drafts(random_candidates(rng), [[1]], HistoryScorer(), num_drafts=3, beam=2)

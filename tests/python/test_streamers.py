@@ -96,11 +96,7 @@ def test_an_error_ends_the_stream():
         lambda streamer: model.generate(
             **options_of(model, streamer), custom_generate=CustomGenerate(drafter=Fails())
         ),
-        lambda streamer: model.generate(
-            **options_of(model, streamer), prefill_chunk_size=2, custom_generate=CustomGenerate()
-        ),
         lambda streamer: generate(model, PROMPT, drafter=Fails(), streamer=streamer),
-        lambda streamer: generate(model, PROMPT, "magic", streamer=streamer),
         lambda streamer: generate(model, "text", streamer=streamer),
         lambda streamer: generate(object(), PROMPT, streamer=streamer),
     ):

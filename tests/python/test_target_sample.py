@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from transformers import AutoModelForCausalLM
 
-from blockwise_models import build_base, looping_text, random_model, trained_model
+from blockwise_models import looping_text, random_model, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, OtherTargetWarning
@@ -74,18 +74,15 @@ def test_heads_without_a_sample_and_unreadable_weights_give_no_warning(folder):
     BlockwiseLM.from_pretrained(folder / "tuned", folder / "old")
     sample, base = TargetSample.of(trained_model().base), fine_tuned(trained_model().base)
     assert sample.find_differences(base)
-    with torch.device("meta"):
-        empty = build_base("gpt2")
-    for unreadable in (empty, copy.deepcopy(base).to(torch.float8_e4m3fn)):
-        assert TargetSample.of(unreadable) is None
-        assert sample.find_differences(unreadable) == []
+    unreadable = copy.deepcopy(base).to(torch.float8_e4m3fn)
+    assert TargetSample.of(unreadable) is None
+    assert sample.find_differences(unreadable) == []
     base.config.quantization_config = {"quant_method": "awq"}
     assert TargetSample.of(base) is None
     assert sample.find_differences(base) == []
 
 
-@pytest.mark.parametrize("content", [3, {}, {"name": "a", "weights": 3}, {"weights": {}},
-                                     {"name": "a", "weights": {"w": "1 2 3 four"}},
+@pytest.mark.parametrize("content", [3, {"name": "a", "weights": {"w": "1 2 3 four"}},
                                      {"name": "a", "weights": {"w": "1 2 3"}}])  # fmt: skip
 def test_a_damaged_sample_is_an_error(folder, tmp_path, content):
     copy_heads(folder / "heads", tmp_path)

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, looping_text, model_of
-from lattice_bpd import DraftConfig, DraftTree, NGramLM, SampledTree, rescore_tree, sample_tree
+from lattice_bpd import DraftTree, NGramLM, SampledTree, rescore_tree, sample_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, TreeDrafter
 from lattice_bpd.decode.drafters.chain import SampledTreeDrafter
 from lattice_bpd.decode.drafters.target_noise import (
@@ -24,7 +24,6 @@ from lattice_bpd.decode.drafters.target_noise import (
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import PrefixTree, Rejection, Sampled
-from lattice_bpd_kim2024.replay.positions import PositionBatch, Rescorers, draft_tree
 
 SIZES = {"top_k": 6, "max_nodes": 20}
 
@@ -102,26 +101,3 @@ def test_trees_of_drafters(kind, own, sampling, whole):
         if actual is not None:
             assert actual[0].tolist() == expected[0].tolist()
             np.testing.assert_allclose(actual[1], expected[1], atol=1e-6)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_trees_of_replays(temperature):
-    logits = np.random.default_rng(0).normal(0, 2, (2, 4, VOCAB)).astype(np.float32)
-    contexts = [np.array([5, 10], np.int32), np.array([7], np.int32)]
-    batch = PositionBatch(
-        select_top_k(logits, 8, log_softmax=False, where="test"), contexts,
-        np.zeros((2, 4), np.int32), [], np.zeros(2, np.int64), np.zeros(2, np.int64),
-    )  # fmt: skip
-    options = DraftConfig(**SIZES, alpha=0.8, temperature=temperature)
-    tree = draft_tree(batch, Rescorers(trigram()), options)
-    wanted = rescore_tree(
-        logits / temperature, contexts, trigram(), **SIZES, alpha=0.8 / temperature
-    )
-    assert tree.nodes.tolist() == wanted.counts.tolist()
-    for row in range(2):
-        leaves = [
-            [int(wanted.token_ids[row, node]) for node in path if node >= 0]
-            for path in wanted.leaf_paths[row]
-        ]
-        paths = [[int(token) for token in path if token >= 0] for path in tree.paths[row]]
-        assert paths == leaves

@@ -13,10 +13,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
+from lattice_bpd import NGramLM, rescore_lattice
 from lattice_bpd.decode import generate
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.lm import count_ngrams
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from target_models import VOCAB, build_target
 
@@ -25,9 +24,7 @@ DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 KINDS: dict[str, Callable[[], Any]] = {
     "big-endian": lambda: np.array(IDS, ">u2"),
     "strided": lambda: np.repeat(np.array(IDS, np.uint16), 2)[::2],
-    "read-only": lambda: np.frombuffer(np.array(IDS, np.uint16), np.uint16),
     "array": lambda: array.array("H", IDS),
-    "tuple": lambda: tuple(IDS),
     "mixed": lambda: [np.uint64(1), 2, np.int64(3), np.int8(4), torch.tensor(1), 2, 3],
 }
 for dtype in DTYPES:
@@ -35,20 +32,16 @@ for dtype in DTYPES:
         f"numpy {dtype}": lambda dtype=dtype: np.array(IDS, dtype),
         f"list of numpy {dtype}": lambda dtype=dtype: list(np.array(IDS, dtype)),
         f"torch {dtype}": lambda dtype=dtype: torch.tensor(IDS, dtype=getattr(torch, dtype)),
-        f"list of torch {dtype}": lambda dtype=dtype: [
-            torch.tensor(token, dtype=getattr(torch, dtype)) for token in IDS
-        ],
+        f"list of torch {dtype}": lambda dtype=dtype: list(
+            torch.tensor(IDS, dtype=getattr(torch, dtype))
+        ),
     }
 WRONG: dict[str, Callable[[], Any]] = {
-    "list of bool": lambda: [True] * 7,
     "numpy bool": lambda: np.ones(7, np.bool_),
     "torch bool": lambda: torch.ones(7, dtype=torch.bool),
     "a bool among ints": lambda: [1, True, 3, 4, 1, 2, 3],
-    "a bool in a tuple": lambda: (1, 2, 3, 4, 1, 2, False),
     "a numpy bool among ints": lambda: [1, np.True_, 3, 4, 1, 2, 3],
     "a torch bool among ints": lambda: [1, torch.tensor(True), 3, 4, 1, 2, 3],
-    "a bool among objects": lambda: np.array([1, True, 3, 4, 1, 2, 3], object),
-    "float": lambda: np.ones(7),
     "a float among ints": lambda: [1, 2.0, 3, 4, 1, 2, 3],
     "torch float": lambda: torch.ones(7),
 }
@@ -63,24 +56,18 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "batch": lambda ids: rescore_lattice(
         LOGITS[None], [ids], LM, top_k=4, num_drafts=2
     ).token_ids.tolist(),
-    "rescore_tree": lambda ids: rescore_tree(LOGITS, ids, LM, top_k=4).token_ids.tolist(),
     "train": lambda ids: NGramLM.train(
         [ids] * 5, 3, vocab_size=VOCAB, smoothing="witten_bell"
     ).num_ngrams,
     "targets": lambda ids: NGramLM.train(
         [IDS] * 5, 3, vocab_size=VOCAB, smoothing="witten_bell", targets=[ids] * 5
     ).num_ngrams,
-    "count_ngrams": lambda ids: count_ngrams([ids], 2, vocab_size=VOCAB)[1][0].tolist(),
     "score": lambda ids: LM.score(ids).tolist(),
     "log_prob": lambda ids: LM.log_prob(ids[1], ids),
-    "evaluate": lambda ids: LM.evaluate([ids]),
     "keep_ids": lambda ids: LM.prune(keep_ids=ids).num_ngrams,
-    "PrefixTree": lambda ids: PrefixTree(ids, TREE).token_ids,
     "from_drafts": lambda ids: PrefixTree.from_drafts(1, [ids, ids]).token_ids,
     "from_nodes": lambda ids: PrefixTree.from_nodes(1, ids, TREE, 9).token_ids,
-    "generate": lambda ids: generate(
-        MODEL, ids, "mixture", max_new_tokens=6
-    ).token_ids,
+    "generate": lambda ids: generate(MODEL, ids, "mixture", max_new_tokens=6).token_ids,
     "generate in a batch": lambda ids: [
         result.token_ids
         for result in generate(MODEL, [ids, ids[:3]], "mixture", max_new_tokens=6)
@@ -91,10 +78,11 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", CALLS)
-def test_every_integer_type_is_the_same(call: str, kind: str) -> None:
-    assert CALLS[call](KINDS[kind]()) == CALLS[call](list(IDS))
+def test_every_integer_type_is_the_same(call: str) -> None:
+    expected = CALLS[call](list(IDS))
+    for kind, make in KINDS.items():
+        assert CALLS[call](make()) == expected, kind
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -105,12 +93,10 @@ def test_what_is_no_integer_is_refused(call: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_candidates_of_every_integer_type(library: str, dtype: str) -> None:
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy])
+def test_candidates_of_every_integer_type(convert: Any, dtype: str) -> None:
     ids, scores = np.array(IDS[:4]).reshape(1, 2, 2), np.zeros((1, 2, 2), np.float32)
-    as_given: Any = torch.from_numpy if library == "torch" else np.asarray
-    lattice = LatticeInput(as_given(ids.astype(dtype)), as_given(scores))
-    assert lattice.fit(1, VOCAB) is lattice
+    lattice = LatticeInput(convert(ids.astype(dtype)), convert(scores))
     drafts = rescore_lattice(lattice, [IDS], LM, num_drafts=4)
     expected = rescore_lattice(LatticeInput(ids, scores), [IDS], LM, num_drafts=4)
     assert np.array_equal(np.asarray(drafts.token_ids), expected.token_ids)
@@ -118,13 +104,10 @@ def test_candidates_of_every_integer_type(library: str, dtype: str) -> None:
 
 def test_numbers_that_fit_no_token_id() -> None:
     huge = np.array([1, 2**64 - 1], np.uint64)
-    for call in (LM.score, lambda ids: PrefixTree.from_drafts(1, [ids]), lambda ids: generate(
-        MODEL, ids, "mixture"
-    )):  # fmt: skip
+    for call in ("score", "from_drafts", "generate"):
         with pytest.raises((ValueError, TypeError), match=r"expected|18446744073709551615"):
-            call(huge)
+            CALLS[call](huge)
     assert PrefixTree.from_drafts(np.uint16(1), [[2]]).exact_token == 1
     for exact in (True, np.True_, 1.0):
         with pytest.raises(TypeError, match="expected an integer"):
             PrefixTree.from_drafts(exact, [[2]])
-    assert generate(MODEL, IDS, "mixture", stop_token_ids=torch.tensor(5)).finish

@@ -17,6 +17,7 @@ from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of, plain_g
 from lattice_bpd.verify import (
     CausalLMTarget,
     PrefixTree,
+    batch_cache,
     greedy_tokens,
     verify_drafts,
     verify_trees,
@@ -133,12 +134,13 @@ def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout, sta
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("layout", ["tree", "rows"])
-def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
+def test_ragged_batches_are_each_what_they_are_alone(kind, layout, monkeypatch):
+    monkeypatch.setattr(batch_cache, "MAX_HOLES", 6)
     model = model_of(kind)
     target = CausalLMTarget(model)
     rng = np.random.default_rng(6)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in (3, 11, 1, 7)]
-    wanted = [plain_greedy(model, prompt, 22) for prompt in prompts]
+    wanted = [plain_greedy(model, prompt, 50) for prompt in prompts]
     longest = max(map(len, prompts))
     rows = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
     padding = torch.tensor([longest - len(p) for p in prompts])[:, None]
@@ -148,26 +150,36 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
     )
     state = BatchCache(StackedCache.from_cache(cache, 40), [len(p) for p in prompts])
     tokens = [[*p, int(t)] for p, t in zip(prompts, first.logits[:, -1].argmax(-1), strict=True)]
-    going = list(range(len(prompts)))
-    for step in range(4):
+    going, clean_ups = list(range(len(prompts))), 0
+    for step in range(8):
         if step == 2:  # one sequence leaves
             state.keep_sequences([0, 1, 3])
             going.remove(2)
-        trees = []
+        trees, before = [], state.width
         for number in going:
             rest = wanted[number][len(tokens[number]) - len(prompts[number]) :]
-            trees.append(PrefixTree.from_drafts(tokens[number][-1], draft_around(rng, rest)))
+            drafts = rng.integers(0, VOCAB, (2, 4)).tolist()
+            if number == going[step % 3]:  # in turn, so that the others get holes
+                others = draft_around(rng, rest) if step % 2 else [[(rest[0] + 1) % VOCAB]]
+                drafts = [*others, rest[:7]]
+            trees.append(PrefixTree.from_drafts(tokens[number][-1], drafts))
         results = verify_trees(target, state, trees, layout=layout).sequences
         for number, verified in zip(going, results, strict=True):
             tokens[number] += verified.token_ids
             decoded = tokens[number][len(prompts[number]) :]
             assert decoded == wanted[number][: len(decoded)]
-    assert state.lengths == [len(tokens[number]) - 1 for number in going]
-    assert state.positions is not None
-    one = type(state.cache)(state.cache.keys[:, :1], state.cache.values[:, :1], state.width)
-    slots = np.flatnonzero(state.positions[0] >= 0).tolist()
-    assert state.positions[0][slots].tolist() == list(range(state.lengths[0]))
-    assert_cache_is_that_of(model, one, tokens[0][:-1], slots)
+        assert state.lengths == [len(tokens[number]) - 1 for number in going]
+        longest, width = max(state.lengths), before + 8
+        due = width - longest >= max(6, longest // 2)  # holes are a third of the cache
+        assert state.width == (longest if due else width)
+        clean_ups += due
+        for row, number in enumerate(going):
+            parts = (part[:, row : row + 1] for part in (state.cache.keys, state.cache.values))
+            slots = np.flatnonzero(state.positions[row] >= 0).tolist()
+            assert state.positions[row][slots].tolist() == list(range(state.lengths[row]))
+            cache = StackedCache(*parts, state.width)
+            assert_cache_is_that_of(model, cache, tokens[number][:-1], slots)
+    assert 0 < clean_ups < 8
 
 
 def test_a_target_without_masks_of_its_callers_falls_back_to_rows():

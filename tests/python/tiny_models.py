@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from config_overrides import overrides_of
+from config_overrides import OVERRIDES
 from lattice_bpd_conformance.cases import find_class
 
 VOCAB, HIDDEN, HEADS, HEAD_DIM, WINDOW = 128, 64, 4, 16, 8
@@ -124,8 +124,7 @@ def _shrink(config: PreTrainedConfig) -> dict[str, Any]:
     _fit_rope(values)
     if values.get("is_encoder_decoder") and values.get("decoder_start_token_id") is None:
         values["decoder_start_token_id"] = values.get("pad_token_id") or 0
-    changes = overrides_of(config.model_type, type(config).__name__)
-    return {**values, **changes}
+    return {**values, **OVERRIDES.get(config.model_type or type(config).__name__, {})}
 
 
 _DROPPED = (

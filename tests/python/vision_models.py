@@ -8,8 +8,6 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
     PreTrainedModel,
@@ -32,7 +30,7 @@ _EYES: dict[str, Any] = {
 
 
 def build_vision_model(kind: str) -> PreTrainedModel:
-    """A random model of "llava", "qwen2_vl", "gemma3" or "paligemma"."""
+    """A random model of one of KINDS."""
     torch.manual_seed(0)
     model = _BUILDERS[kind]()
     with torch.no_grad():
@@ -60,19 +58,8 @@ def image_inputs(kind: str, prompts: list[list[int]], seed: int = 0) -> dict[str
         inputs["mm_token_type_ids"] = (ids == IMAGE).long()
     else:
         inputs["pixel_values"] = torch.randn(count, 3, 8, 8, generator=generator)
-        if kind in ("gemma3", "paligemma"):
-            inputs["token_type_ids"] = (ids == IMAGE).long() if kind == "gemma3" else 0 * ids
+        inputs["token_type_ids"] = (ids == IMAGE).long() if kind == "gemma3" else 0 * ids
     return inputs
-
-
-def _llava() -> PreTrainedModel:
-    return LlavaForConditionalGeneration(
-        LlavaConfig(
-            vision_config={"model_type": "clip_vision_model", **_EYES, "projection_dim": 16},
-            text_config={"model_type": "llama", **_TEXT},
-            image_token_id=IMAGE, image_seq_length=4,
-        )
-    )  # fmt: skip
 
 
 def _qwen2_vl() -> PreTrainedModel:
@@ -110,7 +97,5 @@ def _paligemma() -> PreTrainedModel:
     )  # fmt: skip
 
 
-_BUILDERS = {
-    "llava": _llava, "qwen2_vl": _qwen2_vl, "gemma3": _gemma3, "paligemma": _paligemma,
-}  # fmt: skip
+_BUILDERS = {"qwen2_vl": _qwen2_vl, "gemma3": _gemma3, "paligemma": _paligemma}
 KINDS = tuple(_BUILDERS)

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from blockwise_models import VOCAB, model_of, small_lm
+from blockwise_models import VOCAB, model_of, pad, random_prompts, small_lm
 from constraints import acceptor_of
 from lattice_bpd import DraftConfig, extensions
 from lattice_bpd.decode import CustomGenerate, generate
@@ -83,3 +83,33 @@ def test_without_the_distribution_it_is_named(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ImportError, match=message):
         model.base.generate(torch.tensor([[1, 2]]), max_new_tokens=4, custom_generate=method)
     assert generate(model, [1, 2], max_new_tokens=4).stats.tokens == 4
+
+
+class FavorByRow(LogitsProcessor):
+    """Favors a token for each row, from a length on."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if input_ids.shape[1] >= self.start:
+            scores[range(len(scores)), range(11, 11 + len(scores))] += 30.0
+        return scores
+
+
+def test_steps_after_a_row_ended_by_a_constraint_are_compared() -> None:
+    arcs = [(step, 1 + token, step + 1) for step in range(9) for token in range(8, VOCAB)]
+    chain = acceptor_of([*arcs, *((step, 1 + 3, 9) for step in range(9))], {9})
+    method = CustomGenerate(model_of("llama").head_logits, constraint=chain)
+    settings: dict[str, Any] = {
+        **pad(random_prompts(4, seed=2)), "max_new_tokens": 18, "pad_token_id": 0,
+        "custom_generate": method, "sequence_bias": [[[3], 3.0]],
+    }  # fmt: skip
+    base: Any = model_of("llama").base
+    base.generate(**settings)
+    lengths = [len(result.token_ids) for result in method.results]
+    assert {result.finish for result in method.results} == {"constraint"}
+    late = settings["input_ids"].shape[1] + min(lengths) + 1
+    assert min(lengths) + 1 < max(lengths)
+    with pytest.raises(ValueError, match="FavorByRow cannot be honored"):
+        base.generate(**settings, logits_processor=[FavorByRow(late)])

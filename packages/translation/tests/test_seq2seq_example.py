@@ -11,11 +11,10 @@ pytest.importorskip("torch")
 pytest.importorskip("sacrebleu")
 pytest.importorskip("tokenizers")
 
-from sentence_pairs import write_sentence_pairs
-
 from lattice_bpd import NGramLM
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_translation.drafter import SpecDrafter
+from sentence_pairs import write_sentence_pairs
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

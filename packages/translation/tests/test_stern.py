@@ -16,7 +16,6 @@ pytest.importorskip("tokenizers")
 
 import numpy as np
 import torch
-from sentence_pairs import write_sentence_pairs
 
 from blockwise_models import model_of as causal_model
 from lattice_bpd.models import BlockwiseHeads
@@ -31,6 +30,7 @@ from lattice_bpd_translation.text import (
     collate,
     generate_outputs,
 )
+from sentence_pairs import write_sentence_pairs
 from seq2seq_models import (
     STOP,
     build,
