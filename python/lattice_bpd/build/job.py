@@ -84,7 +84,7 @@ class BuildJob:
         """Reads the files, before torch and a model are loaded.
 
         Raises:
-            ValueError: too few prompts, or an output folder that is a model's.
+            ValueError: too few prompts, an option out of range, or the folder of a model as output.
             OSError: a file that cannot be read, or an output that is one.
             FormatError: a file of another format.
         """
@@ -92,8 +92,14 @@ class BuildJob:
             raise NotADirectoryError(f"{self.output} is a file; expected a folder to write")
         if (self.output / "config.json").exists():
             raise ValueError(f"-o {self.output} is the folder of a model; expected one of its own")
-        if self.max_bytes is not None and self.max_bytes < 1:
-            raise ValueError(f"--max-size is {self.max_bytes}; expected 1 byte or more, such as 4M")
+        for option, value, most in (
+            ("order", self.order, 6), ("epochs", self.epochs, math.inf),
+            ("batch-size", self.batch_size, math.inf), ("max-size", self.max_bytes, math.inf),
+            ("max-new-tokens", self.max_new_tokens, math.inf),
+        ):  # fmt: skip
+            if value is not None and not 0 < value <= most:
+                upper = "" if most == math.inf else f", at most {most}"
+                raise ValueError(f"build: --{option} is {value}; expected more than 0{upper}")
         if (count := len(self.chats) + len(self.given)) < FEWEST_CHATS:
             raise ValueError(
                 f"build: found {count} prompts; expected {FEWEST_CHATS} or more in --prompts FILE "

@@ -177,6 +177,8 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
         FormatError: it is not such a model.
     """
     require_folder(path, "a causal LM of transformers")
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path}: no config.json in this folder; expected that of a model")
     require("torch", "torch")
     require("transformers", "torch")
     from lattice_bpd.cli.progress import quiet_transformers

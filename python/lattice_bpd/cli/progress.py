@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -196,34 +196,19 @@ def timed_step(name: str) -> Iterator[None]:
     print(f"{time.perf_counter() - start:.1f} s, {describe_memory()}", file=sys.stderr)
 
 
-class CountingWatcher:
+class CountingWatcher(ExitStack):
     """Displays tokens, rate, time left and memory; call it with each CountingProgress.
 
     While the core merges or estimates, a heartbeat prints time and memory instead.
     """
 
     def __init__(self) -> None:
-        self._heartbeat = Heartbeat("merge and estimate")
+        super().__init__()
+        self._heartbeat = self.enter_context(Heartbeat("merge and estimate"))
         self._start = self._last = time.monotonic()
         self._bar = _make_bar() if sys.stderr.isatty() else None
-        self._task: Any = None
-
-    def __enter__(self) -> CountingWatcher:
         if self._bar is not None:
-            self._bar.start()
-            self._task = self._bar.add_task("", total=None)
-        self._heartbeat.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._heartbeat.__exit__(kind, error, traceback)
-        if self._bar is not None:
-            self._bar.stop()
+            self._task = self.enter_context(self._bar).add_task("", total=None)
 
     def __call__(self, progress: CountingProgress) -> None:
         """Displays the progress, at most once per interval."""
