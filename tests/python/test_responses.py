@@ -118,7 +118,7 @@ def test_what_prompts_share_is_read_once(
     head, turns = list(range(20, 50)), random_prompts(3, 9, 1)
     prompts = [head + tail for tail in random_prompts(8, 9, 2)]
     embed = model.get_output_embeddings()
-    for number, ids, _, states in generate_responses(
+    for number, ids, _, states, _ in generate_responses(
         model, prompts, 8, batch_size=batch_size, keep_states=True
     ):
         assert states is not None
