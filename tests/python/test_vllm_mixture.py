@@ -100,7 +100,8 @@ def test_texts_are_those_of_the_requests(vllm: Any, monkeypatch: pytest.MonkeyPa
     assert mixture is not None
     requests = [Request([1, 2, 3], unread=1), Request([3, 4]), Request([5, 6])]
     runner = vllm.runner(proposer, requests)
-    for _ in range(3):
+    for is_paused in (False, False, True, False):  # texts get the tokens of a pause later
+        monkeypatch.setattr(mixture.lengths, "is_paused", lambda _, is_paused=is_paused: is_paused)
         runner.step()
     texts = mixture.texts._texts
     assert {name: len(text.drafts) for name, text in texts.items()} == {
@@ -136,7 +137,7 @@ def test_heads_draft_in_their_own_vocabulary() -> None:
         output, 8, 12, torch.float32, torch.device("cpu"), 1, embedding, output_weight=padded
     )
     parts = DrafterParts(heads, (), DraftConfig("mixture"), "mixture", 12)
-    batch = DraftBatch([0, 1], [[3], [9]], [2, 2], [5, 5])
+    batch = DraftBatch([0, 1], tokens, [2, 2], [5, 5])
     found = make_source(parts, target, 2).read(batch, hidden)
     assert torch.equal(found.token_ids, expected.token_ids)  # type: ignore[union-attr]
     torch.testing.assert_close(found.scores, expected.scores)  # type: ignore[union-attr]
@@ -296,12 +297,22 @@ def test_probabilities_are_those_of_what_was_accepted(rng: np.random.Generator) 
 
 def test_no_longer_drafts_are_searched_than_twice_those_verified() -> None:
     clock = Clock(1.0, 0.01, 4, 8)
-    assert clock.lengths.max_length(4) == 16
+    assert clock.lengths.limits(4, 99)[0] == 16
     clock.run(200, [[0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55]] * 4)
-    assert clock.lengths.max_length(4) >= 16
+    assert clock.lengths.limits(4, 99)[0] >= 16
     clock.slope = 1.0
     clock.run(1000, [[0.3, 0.1, 0.05, 0.02, 0.01, 0.01, 0.01, 0.01]] * 4)
-    assert clock.lengths.max_length(4) <= 4
+    assert clock.lengths.limits(4, 99)[0] <= 4
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.003, 0.02, 1.0])
+def test_searches_end_at_tokens_that_cannot_pay(slope: float) -> None:
+    """A token costs each of 4 requests `slope` of a step; half of that is a safe estimate."""
+    clock = Clock(1.0, slope, 4, 8)
+    clock.run(100, [[0.9, 0.8, 0.7, 0.6]] * 4)
+    costs = np.diff(clock.lengths.limits(4, 8)[1])
+    assert (costs <= min(2.0 * slope + 1e-6, 0.25)).all()
+    assert (costs >= min(slope, 0.25)).all()
 
 
 def test_sums_of_draft_tokens_are_those_of_the_own_loop() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -103,11 +100,7 @@ def test_heads_have_the_logits_of_the_library() -> None:
         ({"log_seconds": None}, TypeError, "log_seconds is None; expected a"),
         ({"log_seconds": math.inf}, ValueError, "log_seconds inf"),
         ({"draft": "tree"}, ValueError, "expected one of mixture, chain, best, argmax"),
-        (
-            {"store": "", "store_tokens": 10},
-            ValueError,
-            "store_tokens is 10; expected 1000",
-        ),
+        ({"store": "", "store_tokens": 10}, ValueError, "store_tokens is 10; expected 1000"),
     ],
 )
 def test_wrong_options_are_named(values: Any, error: type[Exception], message: str) -> None:
@@ -229,27 +222,6 @@ def test_parts_that_do_not_fit_are_refused(folder: Path) -> None:
     change(folder, num_slots=3, vocab_size=12)
     with pytest.raises(ValueError, match="is for 3 slots, the heads have 4"):
         load_parts(DrafterOptions(str(folder)))
-
-
-ENGINE_FREE = (
-    "batch", "block_lattices", "counters", "draft_lengths", "drafting", "files", "head_logits",
-    "mixture_chains", "options", "request_texts", "rows", "served_texts", "slot_sources",
-    "step_drafter", "targets",
-)  # fmt: skip
-
-
-def test_modules_of_other_engines_need_neither_vllm_nor_its_runner() -> None:
-    code = (
-        "import importlib, sys\n"
-        "sys.modules['vllm'] = None\n"
-        f"for name in {ENGINE_FREE}: importlib.import_module('lattice_bpd_vllm.' + name)\n"
-        "print(sorted(one for one in sys.modules if one.startswith('lattice_bpd_vllm.')))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )  # fmt: skip
-    assert result.stdout.strip() == str([f"lattice_bpd_vllm.{name}" for name in ENGINE_FREE])
 
 
 def test_block_drafters_are_drafters(folder: Path, tmp_path_factory: Any) -> None:

@@ -55,23 +55,18 @@ class DraftBatch(NamedTuple):
 
     Attributes:
         requests: (B,) their indices in the engine's batch.
-        contexts: (B,) lists of the last token ids, the exact token last.
+        exact_tokens: (B,) the last token of each request.
         max_lengths: (B,) the longest drafts, 1 or more.
         lengths: (B,) tokens of their texts, the exact token included.
     """
 
     requests: list[int]
-    contexts: list[list[int]]
+    exact_tokens: list[int]
     max_lengths: list[int]
     lengths: list[int]
 
-    @property
-    def exact_tokens(self) -> list[int]:
-        """(B,) the last token of each request."""
-        return [context[-1] for context in self.contexts]
 
-
-def select_requests(step: EngineStep, num_slots: int, context_length: int) -> DraftBatch:
+def select_requests(step: EngineStep, num_slots: int) -> DraftBatch:
     """The requests that kept a token and have tokens left to draft.
 
     A step keeps the accepted draft tokens and one more, so a draft is at least one token shorter
@@ -80,26 +75,21 @@ def select_requests(step: EngineStep, num_slots: int, context_length: int) -> Dr
     Args:
         step: of the engine.
         num_slots: tokens that the drafter drafts at most.
-        context_length: tokens of a context.
     """
     most = min(num_slots, step.max_draft_tokens)
-    count, token_ids, max_tokens = len(step.kept), step.token_ids, step.max_tokens
-    ends = step.num_tokens[:count].tolist()
-    prompts = step.num_prompt_tokens[:count].tolist()
-    requests, contexts, max_lengths, lengths = [], [], [], []
-    for request, tokens in enumerate(step.kept):
-        if not tokens:
-            continue
-        end, limit = ends[request], max_tokens[request]
-        longest = step.max_model_len
-        if limit is not None and prompts[request] + limit < longest:
-            longest = prompts[request] + limit
-        longest -= end + 1
-        if longest < 1 or most < 1:
-            continue
-        requests.append(request)
-        start = end - context_length if end > context_length else 0
-        contexts.append(token_ids[request, start:end].tolist())
-        max_lengths.append(longest if longest < most else most)
-        lengths.append(end)
-    return DraftBatch(requests, contexts, max_lengths, lengths)
+    count, longest = len(step.kept), step.max_model_len
+    batch = DraftBatch([], [], [], [])
+    for request, (tokens, length, prompt, limit) in enumerate(
+        zip(
+            step.kept, step.num_tokens[:count].tolist(), step.num_prompt_tokens[:count].tolist(),
+            step.max_tokens, strict=True,
+        )
+    ):  # fmt: skip
+        end = longest if limit is None else min(prompt + limit, longest)
+        left = min(end - length - 1, most)
+        if tokens and left > 0:
+            batch.requests.append(request)
+            batch.exact_tokens.append(tokens[-1])
+            batch.max_lengths.append(left)
+            batch.lengths.append(length)
+    return batch

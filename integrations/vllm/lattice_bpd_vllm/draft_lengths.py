@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from lattice_bpd_vllm.batch import EngineStep
 
@@ -19,6 +23,7 @@ _LEAST_GAIN = 0.05  # of the mean speed: nothing is drafted for what errors of e
 _SHARE = 0.005  # of the time, for searches that draft nothing, and lost by trials of drafts
 _TRIAL = 64  # steps after which the other choice is tried again; fewer at first
 _RECENT, _OLD = 8, 512  # steps of a size that are kept; steps after which they no longer count
+_RENEWED = 8  # steps after which times are computed again; fewer at first
 _FEW = 3  # steps from which on a low time is no chance
 _RATE = 0.2  # weight of a new gain
 _BUCKETS, _PRIOR, _KEEP = 12, 4.0, 0.995  # of probabilities: number, tokens, weight of the past
@@ -44,7 +49,8 @@ class DraftLengths:
     def __init__(self, num_tokens: int, *, has_slots: bool, may_pause: bool) -> None:
         self._num_tokens, self._has_slots, self._may_pause = num_tokens, has_slots, may_pause
         self._batches: dict[int, _Batch] = {}
-        self._last: tuple[frozenset[str], float] | None = None
+        self._current = 0, _Batch(0, num_tokens)
+        self._last: tuple[list[str], float] | None = None
 
     def observe(self, step: EngineStep, now: float) -> None:
         """Add the time since `finish`, if no prompt was read in it.
@@ -57,13 +63,14 @@ class DraftLengths:
         count = len(step.kept)
         if last is None or count == 0 or not all(step.kept):
             return
-        if last[0].issuperset(step.names[:count]):
+        names = step.names[:count]
+        if names == last[0] or set(names).issubset(last[0]):
             self._batch(count).add_step(sum(step.verified or ()), now - last[1])
 
     def finish(self, step: EngineStep, now: float) -> None:
         """Drafts are ready, and the engine's next step begins."""
         names = zip(step.names, step.kept, strict=False)
-        self._last = frozenset(name for name, tokens in names if tokens), now
+        self._last = [name for name, tokens in names if tokens], now
 
     @property
     def is_timing(self) -> bool:
@@ -126,19 +133,18 @@ class DraftLengths:
         del added[max(2 * batch.largest, count) :]
         times = batch.times(len(added))
         plain = times[0] + own_seconds
-        log, size, gains = 0.0, 0, [1.0]
-        for number, (less, _) in enumerate(added, 1):
-            log -= less
-            time = times[bisect_left(_GRID, number)] + own_seconds
-            gains.append(math.exp(log / count) * plain / time)
-        gain = max(gains)
-        if gain >= 1.0 + _LEAST_GAIN:
-            size = gains.index(gain)
-        else:
+        # The largest sum of each time; the most promising trial is of a token for each request.
+        logs = [0.0, *accumulate(-less for less, _ in added)]
+        sums = [min(size, len(added)) for size in _GRID[: len(times)]]
+        gains = [
+            math.exp(logs[size] / count) * plain / (time + own_seconds)
+            for size, time in zip(sums, times, strict=True)
+        ]
+        gain, trial_gain = max(gains), max(gains[bisect_left(sums, min(count, len(added))) :])
+        if gain < 1.0 + _LEAST_GAIN:
             gain = 1.0
-        least = min(count, len(added))
-        trial = gains.index(max(gains[least:]), least)  # the most promising drafts
-        is_trial = bool(added) and batch.is_trial_due(size, gains[trial])
+        size = sums[gains.index(gain)]
+        is_trial = bool(added) and batch.is_trial_due(size, trial_gain)
         mean = batch.gains[with_slots]
         mean += _RATE * (gain * times[0] / plain - mean)
         batch.gains[with_slots] = mean
@@ -146,19 +152,25 @@ class DraftLengths:
         if size == 0 and not is_trial and not with_slots and not pays:
             batch.pause = min(int(own_seconds / times[0] / _SHARE), _TRIAL)
         if is_trial:
-            size = 0 if size else trial
+            size = 0 if size else sums[gains.index(trial_gain)]
         for _, request in added[:size]:
             lengths[request] += 1
         batch.longest = max(_FORGET * batch.longest, *lengths, 1.0)
         return lengths
 
-    def max_length(self, count: int) -> int:
-        """Tokens of a draft to search at most, since longer ones are not verified lately.
+    def limits(self, count: int, most: int) -> tuple[int, npt.NDArray[np.float64] | None]:
+        """What to search: longer drafts are not verified lately, and improbable tokens do not pay.
 
         Args:
             count: requests of the batch.
+            most: tokens of the longest draft.
+
+        Returns:
+            Tokens of the longest draft, n, and the costs of 0 to n tokens, see `_Batch`.
         """
-        return int(2 * self._batch(count).longest)
+        batch = self._batch(count)
+        most = min(most, int(2 * batch.longest))
+        return most, batch.costs[: most + 1]
 
     def describe_costs(self) -> str:
         """Times of the steps of one request, as a file of `lattice-bpd build --costs`; "" at first.
@@ -171,20 +183,25 @@ class DraftLengths:
 
     def _batch(self, count: int) -> _Batch:
         """What is known of batches of about so many requests: exact to 7, within 25 % above."""
+        if count == self._current[0]:
+            return self._current[1]
         grain = 1 << max(count.bit_length() - 3, 0)
         rounded = -(-count // grain) * grain
         if rounded not in self._batches:
-            self._batches[rounded] = _Batch(self._num_tokens)
-        return self._batches[rounded]
+            self._batches[rounded] = _Batch(rounded, self._num_tokens)
+        self._current = count, self._batches[rounded]
+        return self._current[1]
 
 
 class _Batch:
     """What is known of the steps of a number of requests.
 
     Args:
+        count: the requests.
         num_tokens: draft tokens of a request, at most.
 
     Attributes:
+        costs: (num_tokens + 1,) of a search.
         recent: seconds of recent steps by their draft tokens, rounded up.
         largest: draft tokens of the largest step so far; the next one has at most twice as many, or
             one for each request.
@@ -196,7 +213,8 @@ class _Batch:
             slots (True) and without.
     """
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, count: int, num_tokens: int) -> None:
+        self._count, self.costs = count, _search_costs(-20, num_tokens + 1)
         self.recent: dict[int, deque[float]] = {}
         self._drafts: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT)
         self._seen: dict[int, int] = {}
@@ -219,9 +237,10 @@ class _Batch:
         self._seen[rounded] = now
         if size:
             self._drafts.append((size, seconds))
-        for old in [one for one, last in self._seen.items() if one and now - last >= _OLD]:
-            del self.recent[old], self._seen[old]
-        self._times = []
+        if now % _RENEWED == 0 or now < _OLD // _RENEWED:
+            for old in [one for one, last in self._seen.items() if one and now - last >= _OLD]:
+                del self.recent[old], self._seen[old]
+            self._times = []
 
     def times(self, size: int) -> list[float]:
         """Seconds of steps of `_GRID` draft tokens, to `size` or more.
@@ -232,7 +251,10 @@ class _Batch:
         count = bisect_left(_GRID, size) + 1
         if len(self._times) < count:
             seconds = _low(self.recent[0])
-            slope, known, times = self._slope(seconds), 0, []
+            slopes = [(one - seconds) / size for size, one in self._drafts] or [0.0]
+            slope, known, times = max(_low(slopes), 0.0), 0, []
+            cost = max(self._count * slope / seconds, 1e-6)
+            self.costs = _search_costs(math.frexp(cost)[1], len(self.costs))
             for one in _GRID[:count]:
                 recent = self.recent.get(one, ())
                 if one and len(recent) >= _FEW:
@@ -256,10 +278,17 @@ class _Batch:
             often = max(often, (1.0 / gain - 1.0) / _SHARE)
         return self._same >= often
 
-    def _slope(self, plain: float) -> float:
-        """Seconds that a draft token adds to a step of `plain` seconds; 0 before there was one."""
-        slopes = [(seconds - plain) / size for size, seconds in self._drafts]
-        return max(_low(slopes), 0.0) if slopes else 0.0
+
+@functools.cache
+def _search_costs(exponent: int, size: int) -> npt.NDArray[np.float64]:
+    """(size,) of 0, 1, .. tokens: they end at tokens that are not worth a quarter of their time.
+
+    Args:
+        exponent: a token costs all requests less than 2^exponent of a step.
+        size: numbers of tokens.
+    """
+    cost: float = 2.0 ** min(exponent - 2, -2)
+    return 1.0 + cost * np.arange(size, dtype=np.float64)
 
 
 def _low(values: Sequence[float] | deque[float]) -> float:
@@ -327,9 +356,9 @@ class WholeDrafts:
         """All of each draft."""
         return [len(one) for one in probs]
 
-    def max_length(self, count: int) -> int:  # noqa: ARG002
+    def limits(self, count: int, most: int) -> tuple[int, None]:  # noqa: ARG002
         """As the engine verifies."""
-        return sys.maxsize
+        return most, None
 
     def describe_costs(self) -> str:
         """Nothing is measured."""

@@ -83,24 +83,13 @@ class MixtureChains:
         """
         candidates = self._candidates(slots)
         self._calibration.observe(step)
-        names = [step.names[request] for request in batch.requests]
         updated = time.perf_counter()
-        if len(self.texts) > len(step.active):
-            self.texts.forget(step.active)
-        texts = self.texts.update(
-            names,
-            [
-                step.token_ids[request, :length]
-                for request, length in zip(batch.requests, batch.lengths, strict=True)
-            ],
-            step.tenants and [step.tenants[request] for request in batch.requests],
-        )
+        texts = self.texts.update(step, batch)
         start += time.perf_counter() - updated  # new prompts are no cost of each step
-        most = self.lengths.max_length(len(step.kept))
-        max_lengths = [min(length, most) for length in batch.max_lengths]
+        most, costs = self.lengths.limits(len(step.kept), max(batch.max_lengths))
         trees = _core.search_mixtures(
-            texts, max_lengths, max(max_lengths), True, *candidates,
-            threads=self._threads if len(texts) >= _THREADED else 1,
+            texts, [min(length, most) for length in batch.max_lengths], most, True, *candidates,
+            costs=costs, threads=self._threads if len(texts) >= _THREADED else 1,
         )  # fmt: skip
         probs = [_probs(tree) for tree in trees]
         lengths = self.lengths.choose(
@@ -109,10 +98,9 @@ class MixtureChains:
             time.perf_counter() - start,
             with_slots=slots is not None,
         )
-        self._calibration.note(
-            {name: one[:n] for name, one, n in zip(names, probs, lengths, strict=True)}
-        )
-        return [tree.token_ids[1 : 1 + n] for tree, n in zip(trees, lengths, strict=True)]
+        chosen = list(zip(batch.requests, trees, probs, lengths, strict=True))
+        self._calibration.note({step.names[request]: one[:n] for request, _, one, n in chosen})
+        return [tree.token_ids[1 : 1 + n] for _, tree, _, n in chosen]
 
     def _candidates(self, slots: Any) -> tuple[Any, Any, Any]:
         if slots is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd_vllm.batch import DraftBatch, EngineStep
 
 
 class _Text(NamedTuple):
@@ -35,24 +36,23 @@ class RequestTexts:
         self._mixture_of, self._finish = mixture_of, finish
         self._texts: dict[str, _Text] = {}
 
-    def update(
-        self, names: Sequence[str], token_ids: Sequence[Any], tenants: Sequence[str] | None = None
-    ) -> list[_core.MixtureText]:
-        """The texts of requests, up to date; new tokens teach their gates.
+    def update(self, step: EngineStep, batch: DraftBatch) -> list[_core.MixtureText]:
+        """The texts of a batch's requests, up to date; new tokens teach their gates.
 
-        Args:
-            names: (B,) of the requests.
-            token_ids: (B,) their texts, (T,) ints each, the exact token last.
-            tenants: (B,) tenant of each; None: all are of one.
+        Those of requests that ended are dropped.
         """
-        texts = []
-        for n, (name, tokens) in enumerate(zip(names, token_ids, strict=True)):
-            text = self._texts.get(name)
-            if text is None or len(text.drafts) > len(tokens):
-                tenant = "" if tenants is None else tenants[n]
+        known, texts = self._texts, []
+        if len(known) > len(step.active):
+            self.forget(step.active)
+        for request, length in zip(batch.requests, batch.lengths, strict=True):
+            name, new = step.names[request], step.kept[request]
+            text = known.get(name)
+            if text is None or len(text.drafts) > length:
+                tenant = step.tenants[request] if step.tenants else ""
                 drafts = _core.MixtureText(self._mixture_of(tenant))
-                text = self._texts[name] = _Text(drafts, tenant, [])
-            new = tokens[len(text.drafts) :].tolist()
+                text = known[name] = _Text(drafts, tenant, [])
+            if len(text.drafts) + len(new) != length:  # a prompt, or steps without drafts
+                new = step.token_ids[request, len(text.drafts) : length].tolist()
             text.drafts.append(new)
             if self._finish is not None:
                 text.token_ids.extend(new)
@@ -65,7 +65,3 @@ class RequestTexts:
             text = self._texts.pop(name)
             if self._finish is not None:
                 self._finish(text.tenant, np.array(text.token_ids, np.int32))
-
-    def __len__(self) -> int:
-        """The number of texts."""
-        return len(self._texts)

@@ -150,8 +150,7 @@ class StepDrafter:
                 lengths.finish(step, time.perf_counter())
 
     def _fill(self, drafts: Chains, step: EngineStep, num_kept: list[int], start: float) -> None:
-        context_length = 1 if self._lattices is None else self._lattices.context_length
-        batch = select_requests(step, self._max_tokens, context_length)
+        batch = select_requests(step, self._max_tokens)
         if not batch.requests:
             return
         slots = None
@@ -169,26 +168,26 @@ class StepDrafter:
             raise ValueError(
                 f"logits have {slots.shape[-1]} columns, the target's {self.source.vocab_size}"
             )
-        chains = self._search(slots, step, batch, start)
-        for request, chain in zip(batch.requests, chains, strict=True):
-            drafts[request] = chain
-
-    def _search(self, slots: Any, step: EngineStep, batch: DraftBatch, start: float) -> Chains:
-        """The drafts; invalid logits cost those of their request only."""
+        search = self._search_lattices if self._mixture is None else self._mixture.propose
         try:
-            return self._propose(slots, step, batch, start)
-        except ValueError as error:
+            chains = search(slots, step, batch, start)
+        except ValueError as error:  # invalid logits cost the drafts of their request only
             masked = mask_invalid(slots)
             if masked is None:
                 raise
             self._fail(error)
-            return self._propose(masked, step, batch, start)
+            chains = search(masked, step, batch, start)
+        for request, chain in zip(batch.requests, chains, strict=True):
+            drafts[request] = chain
 
-    def _propose(self, slots: Any, step: EngineStep, batch: DraftBatch, start: float) -> Chains:
-        if self._lattices is not None:
-            return self._lattices.propose(slots, batch.contexts, batch.max_lengths)
-        assert self._mixture is not None
-        return self._mixture.propose(slots, step, batch, start)
+    def _search_lattices(self, slots: Any, step: EngineStep, batch: DraftBatch, _: float) -> Chains:
+        assert self._lattices is not None
+        most = self._lattices.context_length
+        contexts = [
+            step.token_ids[request, max(length - most, 0) : length].tolist()
+            for request, length in zip(batch.requests, batch.lengths, strict=True)
+        ]
+        return self._lattices.propose(slots, contexts, batch.max_lengths)
 
     def _count(self, num_kept: list[int], verified: Sequence[int] | None) -> None:
         counters = self.counters

@@ -59,10 +59,8 @@ def parts_of(draft: str = "chain", **values: Any) -> DrafterParts:
 
 
 def batch_of(tokens: list[int]) -> DraftBatch:
-    return DraftBatch(
-        list(range(len(tokens))), [[token] for token in tokens], [SLOTS] * len(tokens),
-        [9] * len(tokens),
-    )  # fmt: skip
+    count = len(tokens)
+    return DraftBatch(list(range(count)), tokens, [SLOTS] * count, [9] * count)
 
 
 @pytest.mark.parametrize("num_tokens", [2, SLOTS, 9])
