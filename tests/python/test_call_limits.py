@@ -162,3 +162,11 @@ def test_other_frequencies_are_noticed_at_boundaries_that_the_config_names(inver
         assert (length, result.token_ids) == (length, wanted)
         if length > BOUNDARY:
             assert (result.stats.target_calls < COUNT) == after
+
+
+def test_keys_beyond_a_boundary_are_not_continued_before_it():
+    model, (prompt, _) = build("longrope"), text_of("longrope", 14)
+    cache = generate(model, prompt, cache=True, max_new_tokens=COUNT).cache
+    result = generate(model, prompt[:12], cache=cache, max_new_tokens=4)
+    assert result.token_ids == plain_generate(build("longrope"), prompt[:12])[:4]
+    assert result.stats.cached_tokens == 0
