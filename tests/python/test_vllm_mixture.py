@@ -155,6 +155,21 @@ def verify(names: list[str], kept: list[int], verified: list[int] | None) -> Eng
     )  # fmt: skip
 
 
+def searched(probs: list[float], costs: Any) -> list[float]:
+    """A chain as the core's search ends it."""
+    found, expected, ratio = [], 1.0, 1.0
+    if costs is None:
+        return probs
+    for size, prob in enumerate(probs):
+        ends = range(size + 1, len(probs) + 1)
+        if all(expected + (end - size) * prob <= ratio * costs[end] for end in ends):
+            break
+        found.append(prob)
+        expected += prob
+        ratio = max(ratio, expected / costs[size + 1])
+    return found
+
+
 class Clock:
     """An engine whose steps take `base + slope * draft tokens` seconds."""
 
@@ -178,10 +193,12 @@ class Clock:
                 with_slots = self.lengths.reads_slots(self.count)
                 spent = own if slots is None else slots(with_slots)
                 self.now += spent
-                self.sizes = self.lengths.choose(probs, self.count, spent, with_slots=with_slots)
+                most, costs = self.lengths.limits(self.count, max(map(len, probs)))
+                found = [searched(one[:most], costs) for one in probs]
+                self.sizes = self.lengths.choose(found, self.count, spent, with_slots=with_slots)
             self.sums.append(sum(self.sizes))
             self.lengths.finish(step, self.now)
-            self.now += self.base + self.slope * sum(self.sizes)
+            self.now += self.base + self.slope * self.sums[-1]
         return searches
 
 
@@ -305,21 +322,24 @@ def test_no_longer_drafts_are_searched_than_twice_those_verified() -> None:
     assert clock.lengths.limits(4, 99)[0] <= 4
 
 
-@pytest.mark.parametrize("slope", [0.0, 0.003, 0.02, 1.0])
+@pytest.mark.parametrize("slope", [0.0, 0.003, 0.02, 0.1])
 def test_searches_end_at_tokens_that_cannot_pay(slope: float) -> None:
     """A token costs each of 4 requests `slope` of a step; half of that is a safe estimate."""
     clock = Clock(1.0, slope, 4, 8)
     clock.run(100, [[0.9, 0.8, 0.7, 0.6]] * 4)
     costs = np.diff(clock.lengths.limits(4, 8)[1])
-    assert (costs <= min(2.0 * slope + 1e-6, 0.25)).all()
-    assert (costs >= min(slope, 0.25)).all()
+    assert (costs <= 2.0 * slope + 1e-6).all()
+    assert (costs >= slope).all()
+    clock.slope = 9.0
+    clock.run(50, [[0.2]] * 4)
+    assert clock.lengths.limits(4, 8)[1] is None  # nothing pays: trials draft what there is
 
 
 def test_sums_of_draft_tokens_are_those_of_the_own_loop() -> None:
     clock = Clock(1.0, 0.002, 8, 8)
     rng = np.random.default_rng(0)
     for _ in range(300):
-        clock.run(1, np.sort(rng.random((8, 8)))[:, ::-1].tolist())
+        clock.run(1, np.sort(rng.uniform(0.1, 1.0, (8, 8)))[:, ::-1].tolist())
     assert set(clock.sums) <= {0, *ROUNDED_UP.tolist()}
 
 

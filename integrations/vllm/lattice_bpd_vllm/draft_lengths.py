@@ -161,16 +161,18 @@ class DraftLengths:
     def limits(self, count: int, most: int) -> tuple[int, npt.NDArray[np.float64] | None]:
         """What to search: longer drafts are not verified lately, and improbable tokens do not pay.
 
+        After a step without drafts, whose cost may be overestimated, all that may be tried.
+
         Args:
             count: requests of the batch.
             most: tokens of the longest draft.
 
         Returns:
-            Tokens of the longest draft, n, and the costs of 0 to n tokens, see `_Batch`.
+            Tokens of the longest draft, n, and the costs of 0 to n tokens; None: they cost nothing.
         """
         batch = self._batch(count)
         most = min(most, int(2 * batch.longest))
-        return most, batch.costs[: most + 1]
+        return most, None if batch.was_plain else batch.costs[: most + 1]
 
     def describe_costs(self) -> str:
         """Times of the steps of one request, as a file of `lattice-bpd build --costs`; "" at first.
@@ -202,6 +204,7 @@ class _Batch:
 
     Attributes:
         costs: (num_tokens + 1,) of a search.
+        was_plain: whether the last step had no drafts.
         recent: seconds of recent steps by their draft tokens, rounded up.
         largest: draft tokens of the largest step so far; the next one has at most twice as many, or
             one for each request.
@@ -215,6 +218,7 @@ class _Batch:
 
     def __init__(self, count: int, num_tokens: int) -> None:
         self._count, self.costs = count, _search_costs(-20, num_tokens + 1)
+        self.was_plain = True
         self.recent: dict[int, deque[float]] = {}
         self._drafts: deque[tuple[int, float]] = deque(maxlen=2 * _RECENT)
         self._seen: dict[int, int] = {}
@@ -224,8 +228,8 @@ class _Batch:
 
     def add_step(self, size: int, seconds: float) -> None:
         """Add the time of a step with so many draft tokens."""
-        was_plain = self._seen.get(0) == self.num_plain + self._num_drafts
-        self._same = self._same + 1 if was_plain == (size == 0) else 1
+        self._same = self._same + 1 if self.was_plain == (size == 0) else 1
+        self.was_plain = size == 0
         self.largest = max(self.largest, size)
         if size:
             self._num_drafts += 1
@@ -270,8 +274,7 @@ class _Batch:
             size: what is best; 0: no drafts.
             gain: speed with the drafts to try, relative to none.
         """
-        was_plain = self._seen.get(0) == self.num_plain + self._num_drafts
-        if was_plain != (size == 0):
+        if self.was_plain != (size == 0):
             return False
         often: float = min(4 * (1 + min(self.num_plain, self._num_drafts)), _TRIAL)
         if size == 0 and self._num_drafts >= _FEW:
