@@ -30,22 +30,17 @@ LmSuccessors::LmSuccessors(std::shared_ptr<const BackoffLm> lm) : lm_(std::move(
   }
 }
 
-int LmSuccessors::Select(int level, std::uint32_t begin, std::uint32_t end,
-                         std::uint32_t* nodes) const {
+int LmSuccessors::Select(int level, std::uint32_t begin, std::uint32_t end, Listed* best) const {
   const PackedLevel& ngrams = lm_->levels()[level];
-  float best[kMaxSuccessors];
   int count = 0;
   for (std::uint32_t node = begin; node < end; ++node) {
     const float log_prob = ngrams.LogProb(node);
-    if (count == kMaxSuccessors && !(log_prob > best[count - 1])) continue;
-    if (!lm_->vocabulary().is_token(ngrams.Key(node))) continue;
+    if (count == kMaxSuccessors && !(log_prob > best[count - 1].log_prob)) continue;
+    const Symbol token = ngrams.Key(node);
+    if (!lm_->vocabulary().is_token(token)) continue;
     int at = count < kMaxSuccessors ? count++ : count - 1;
-    for (; at > 0 && log_prob > best[at - 1]; --at) {
-      best[at] = best[at - 1];
-      nodes[at] = nodes[at - 1];
-    }
-    best[at] = log_prob;
-    nodes[at] = node;
+    for (; at > 0 && log_prob > best[at - 1].log_prob; --at) best[at] = best[at - 1];
+    best[at] = {token, log_prob};
   }
   return count;
 }
@@ -59,25 +54,23 @@ int LmSuccessors::Find(const LmState& state, Symbol vocab_size, Successor* out,
   for (std::uint32_t matched = state.length + 1; matched-- > 0 && count < kMaxSuccessors;) {
     const std::uint32_t parent = matched == 0 ? 0 : state.nodes[matched - 1];
     const auto [begin, end] = lm_->Children(matched, parent);
-    std::uint32_t selected[kMaxSuccessors];
-    const std::uint32_t* nodes = selected;
-    int num_nodes;
+    Listed selected[kMaxSuccessors];
+    const Listed* best = selected;
+    int num_listed = kMaxSuccessors;
     if (end - begin <= kScanned) {
-      num_nodes = Select(static_cast<int>(matched), begin, end, selected);
+      num_listed = Select(static_cast<int>(matched), begin, end, selected);
     } else {
-      nodes = &listed_[lists_[matched].find(parent)->second];
-      num_nodes = kMaxSuccessors;
+      best = &listed_[lists_[matched].find(parent)->second];
     }
-    const PackedLevel& ngrams = lm_->levels()[matched];
     const int longer = count;
-    for (int i = 0; i < num_nodes && count < kMaxSuccessors; ++i) {
-      const Symbol token = ngrams.Key(nodes[i]);
-      if (token >= vocab_size || !lm_->vocabulary().is_token(token)) continue;
+    for (int i = 0; i < num_listed && count < kMaxSuccessors; ++i) {
+      const Symbol token = best[i].token;
+      if (token >= vocab_size) continue;
       bool is_new = true;
       for (int j = 0; j < longer; ++j) is_new = is_new && out[j].token != token;
       if (!is_new) continue;
       out[count].token = token;
-      log_probs[count++] = ngrams.LogProb(nodes[i]) + backoff;
+      log_probs[count++] = best[i].log_prob + backoff;
     }
     if (longer == 0 && count > 0) *length = matched;
     if (matched > 0) backoff += lm_->levels()[matched - 1].Backoff(parent);

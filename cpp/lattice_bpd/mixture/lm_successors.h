@@ -21,7 +21,7 @@ struct Successor {
 
 // The successors of the longest matching histories, longest first, at most kMaxSuccessors, with
 // their backoff probabilities. Histories with many successors are listed in advance: one pass over
-// the LM, about 160 bytes for each history with more than 32.
+// the LM, about 240 bytes for each history with more than 32.
 class LmSuccessors {
  public:
   explicit LmSuccessors(std::shared_ptr<const BackoffLm> lm);
@@ -34,14 +34,17 @@ class LmSuccessors {
            double* top) const;
 
  private:
-  using Nodes = std::vector<std::uint32_t>;
+  struct Listed {
+    Symbol token;
+    float log_prob;
+  };
 
   // The most probable children begin .. end - 1 of level `level`, best first.
-  int Select(int level, std::uint32_t begin, std::uint32_t end, std::uint32_t* nodes) const;
+  int Select(int level, std::uint32_t begin, std::uint32_t end, Listed* best) const;
 
   std::shared_ptr<const BackoffLm> lm_;
   std::vector<std::unordered_map<std::uint32_t, std::uint32_t>> lists_;  // of each level
-  Nodes listed_;  // kMaxSuccessors for each list
+  std::vector<Listed> listed_;  // kMaxSuccessors for each list
 };
 
 }  // namespace lattice_bpd
