@@ -15,6 +15,7 @@ import transformers
 
 from build_runs import HEADS, build, make_folder, stored, write_prompts
 from lattice_bpd.build import build as build_module
+from lattice_bpd.cli import main
 from lattice_bpd.cli.progress import ConsoleWatcher
 
 
@@ -153,6 +154,9 @@ def test_costs_of_another_engine(folder: Path, capsys: pytest.CaptureFixture[str
         assert build(folder, "--costs", str(costs)) == 0
         out = capsys.readouterr().out
         assert "time of calls" not in out  # not measured
+        assert "gains are those of single paths, with the times of" in out
+        arguments = ["--drafter", str(folder / "out"), "--prompt", "Hi w33"]
+        assert main(["generate", str(folder / "model"), *arguments]) == 0
         gains.append(re.findall(r"all used \| ([+-]\d+) % \(([+-]\d+) to ([+-]\d+)\)", out)[0])
     assert int(gains[0][0]) > 0  # drafts cost nothing
     assert gains[1] == ("+0", "+0", "+0")  # nothing is drafted

@@ -188,6 +188,8 @@ def build_drafter(
         "tokens": sum(len(exchanges[n].response) for n in training),
         "held out": len(held_out),
     }
+    if job.costs is not None:
+        notes.append(f"Expected gains are those of single paths, with the times of {job.costs}.")
     notes += describe_repetition([one.response for one in exchanges])
     used = heads if choice.heads else None
     write_folder(model, job, drafting.vocab_size, choice, used)
