@@ -290,8 +290,9 @@ def test_output_embeddings_without_a_weight_matrix_decode(kind):
 
 def test_a_checkpoint_s_cache_implementation_does_not_matter():
     model = new_llama()
-    model.generation_config.cache_implementation = "sliding_window"
-    assert generate(model, PROMPT, max_new_tokens=COUNT).token_ids == generated("llama")[0]
+    for own in ("offloaded", "hybrid", "sliding_window"):
+        model.generation_config.cache_implementation = own
+        assert generate(model, PROMPT, max_new_tokens=COUNT).token_ids == generated("llama")[0]
     output = model.generate(
         torch.tensor([PROMPT]), max_new_tokens=COUNT, custom_generate=CustomGenerate()
     )
@@ -305,8 +306,8 @@ def test_a_checkpoint_s_cache_implementation_does_not_matter():
 
 
 class PassesAll(LlamaForCausalLM):
-    def forward(self, *arguments, **named):
-        return super().forward(*arguments, **named)
+    def forward(self, input_ids=None, **named):
+        return super().forward(input_ids, **named)
 
 
 def test_a_forward_that_passes_its_arguments_on_takes_a_cache():
