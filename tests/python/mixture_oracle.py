@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
+
+from oracles import ArpaOracle
 
 ORDER = 6  # n-grams of texts
 MOST = 16  # tokens that an LM or a text proposes
 SCANNED = 32
 
 
-def read_arpa(path: Path) -> dict[tuple[int, ...], tuple[float, float]]:
-    """n-gram -> (ln P, ln backoff); <s> is -1, other special words are left out."""
-    ngrams = {}
-    for line in path.read_text().splitlines():
-        fields = line.split("\t")
-        if len(fields) < 2:
-            continue
-        words = fields[1].split()
-        if any(word in ("</s>", "<unk>") for word in words):
-            continue
-        key = tuple(-1 if word == "<s>" else int(word) for word in words)
-        backoff = float(fields[2]) if len(fields) > 2 else 0.0
-        ngrams[key] = float(fields[0]) * math.log(10.0), backoff * math.log(10.0)
-    return ngrams
-
-
-def lm_proposals(ngrams, order, history):
+def lm_proposals(lm: ArpaOracle, history):
     """token -> P, the length of the match, and its greatest P."""
-    known = history if len(history) >= order - 1 else [-1, *history]
-    suffix = tuple(known[len(known) - (order - 1) :]) if order > 1 else ()
-    while suffix and suffix not in ngrams:
+    known = history if len(history) >= lm.order - 1 else ["<s>", *history]
+    suffix = tuple(known[len(known) - (lm.order - 1) :]) if lm.order > 1 else ()
+    while suffix and suffix not in lm.log_probs:
         suffix = suffix[1:]
     found, matched, backoff = {}, None, 0.0
     while len(found) < MOST:
-        children = [(p, key[-1]) for key, (p, _) in ngrams.items()
-                    if key[:-1] == suffix and key[-1] >= 0]  # fmt: skip
+        children = [(p, key[-1]) for key, p in lm.log_probs.items()
+                    if key[:-1] == suffix and isinstance(key[-1], int)]  # fmt: skip
         best = sorted(children, key=lambda one: (-one[0], one[1]))[:MOST]
         for log_prob, token in best:
             if token not in found and len(found) < MOST:
@@ -46,7 +31,7 @@ def lm_proposals(ngrams, order, history):
                 matched = len(suffix) if matched is None else matched
         if not suffix:
             break
-        backoff += ngrams[suffix][1]
+        backoff += lm.backoffs.get(suffix, 0.0)
         suffix = suffix[1:]
     return found, matched or 0, max(found.values(), default=0.0)
 
@@ -104,7 +89,7 @@ class OracleMixture:
     Args:
         text: tokens.
         weights: (S, bins).
-        lms: (n-grams of read_arpa, order) each.
+        lms: n-gram LMs.
         heads: (token ids (H, k), log probabilities (H, k)), or None if heads are no source.
         store: tokens of other texts joined by -2; None: no source.
     """
@@ -123,8 +108,8 @@ class OracleMixture:
                 ids, log_probs = self.heads[0][len(path)], self.heads[1][len(path)]
                 probs = {int(i): math.exp(p) for i, p in zip(ids, log_probs, strict=True)}
             parts.append((probs, [1 + top_bin(max(probs.values())) if probs else 0], 6))
-        for ngrams, order in self.lms:
-            probs, length, top = lm_proposals(ngrams, order, history)
+        for lm in self.lms:
+            probs, length, top = lm_proposals(lm, history)
             parts.append((probs, [min(length, 6), 7 + top_bin(top)], 12))
         if self.has_text:
             parts.append(self._counts(self.text, history))

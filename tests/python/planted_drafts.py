@@ -1,4 +1,4 @@
-"""A drafter that knows the target's output, with errors planted at known tokens."""
+"""A drafter that knows the target's output, with errors planted at known tokens; random targets."""
 
 from __future__ import annotations
 
@@ -46,3 +46,11 @@ def plain_continuation(model, prompt, **options) -> list[int]:
     ids = torch.tensor([prompt])
     output = model.generate(ids, **{"do_sample": False, "max_new_tokens": 24, **options})
     return output[0, len(prompt) :].tolist()
+
+
+@torch.no_grad()
+def randomize(model, spread=0.3) -> None:
+    """Random matrices, large enough that a model's choices vary."""
+    for weight in model.parameters():
+        if weight.ndim >= 2:
+            weight.normal_(0.0, spread)

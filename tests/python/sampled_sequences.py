@@ -23,6 +23,7 @@ from transformers import (
 
 from lattice_bpd.decode import decode
 from lattice_bpd.verify import Rejection
+from planted_drafts import randomize
 
 VOCAB, LENGTH, TEXTS, BATCHES = 4, 3, 400, 6
 PROMPT = [1, 3, 0]
@@ -36,10 +37,7 @@ def tiny_model(seed, spread=0.3, vocab=VOCAB):
         eos_token_id=None,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.normal_(0.0, spread)
+    randomize(model, spread)
     return model
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from planted_drafts import PlantedDrafts
+from planted_drafts import PlantedDrafts, plain_continuation, randomize
 
 torch.set_num_threads(1)
 
@@ -123,10 +123,7 @@ def build_target(kind: str) -> PreTrainedModel:
     model_class, config_class, options = _KINDS[kind]
     torch.manual_seed(0)
     model = getattr(transformers, model_class)(getattr(transformers, config_class)(**options))
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2:
-                weight.normal_(0.0, 0.3)
+    randomize(model)
     settings = model.generation_config
     settings.eos_token_id, settings.bos_token_id, settings.pad_token_id = None, None, 0
     return model.eval()
@@ -139,11 +136,9 @@ def generated(kind: str) -> list[list[int]]:
 
 
 def plain_generate(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    """The output of the model's own `generate`."""
-    ids = torch.tensor([prompt])
-    options: Any = {"max_new_tokens": COUNT, "min_new_tokens": COUNT, "do_sample": False}
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    return output[0, len(prompt) :].tolist()
+    """COUNT tokens by the model's own `generate`."""
+    mask = torch.ones(1, len(prompt), dtype=torch.long)
+    return plain_continuation(model, prompt, min_new_tokens=COUNT, attention_mask=mask)
 
 
 def planted(kind: str, **options: Any) -> list[PlantedDrafts]:

@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 from lattice_bpd.decode import CustomGenerate, generate
-from planted_drafts import PlantedDrafts
+from planted_drafts import PlantedDrafts, randomize
 from target_models import COUNT, VOCAB, plain_generate
 
 BOUNDARY = 16
@@ -47,10 +47,7 @@ KINDS = {
 
 def _randomize(model):
     torch.manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2:
-                weight.normal_(0.0, 0.3)
+    randomize(model)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     return model.eval()
 

@@ -16,7 +16,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from blockwise_models import CACHE_NAME, VOCAB, model_of, pad, small_lm
+from blockwise_models import VOCAB, model_of, pad, small_lm
 from lattice_bpd.decode import CustomGenerate
 from lattice_bpd.draft.config import DraftConfig
 
@@ -65,7 +65,7 @@ def test_hidden_tokens_between_others_are_left_out():
     assert_equal_to_plain("llama", inputs, repetition_penalty=1.3)
 
 
-def test_padding_on_the_right_and_a_given_cache_are_refused():
+def test_padding_on_the_right_is_refused():
     base = model_of("llama").base
     ids = torch.tensor([[1, 2, 3]])
     with pytest.raises(ValueError, match="the last token, 3, is hidden as padding"):
@@ -78,9 +78,6 @@ def test_padding_on_the_right_and_a_given_cache_are_refused():
             ids, attention_mask=torch.tensor([[1, 0, 1]]), custom_generate=method("mistral"),
             max_new_tokens=4,
         )  # fmt: skip
-    cache = {CACHE_NAME: base(ids[:, :2], use_cache=True)[CACHE_NAME]}
-    with pytest.raises(ValueError, match="CustomGenerate: cache holds 2 positions of unknown"):
-        base.generate(ids, **cache, custom_generate=method("llama"), max_new_tokens=4)
 
 
 PROMPT = torch.tensor([[5, 10, 15, 20]])

@@ -89,9 +89,7 @@ def test_drafters_of_ones_own_need_no_heads_and_observe_what_is_kept():
     ("propose", "error", "message"),
     [
         (lambda _: None, TypeError, r"a NoneType; expected a list with a PrefixTree or None"),
-        (lambda _: PrefixTree([6, 1], [-1, 0]), TypeError, "a PrefixTree; expected a list"),
         (lambda _: [None, None], ValueError, "a list of 2 for 1 sequences"),
-        (lambda _: [], ValueError, "a list of 0 for 1 sequences"),
         (lambda _: [[1, 2]], TypeError, "a list with a list; expected PrefixTree or None"),
         (lambda s: [draft_of(s[0], [VOCAB])], ValueError, f"token id {VOCAB}; expected 0..47"),
         (

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from build_runs import chat_tokenizer
 from lattice_bpd.cli import main
+from planted_drafts import plain_continuation
 from target_models import build_target
 
 PROMPT = [2, 4, 33, 3]  # <user> Hi w33 <assistant>
@@ -30,14 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def expected(prompt: list[int], count: int) -> list[int]:
+def expected(count: int) -> list[int]:
     """By the model's own `generate`."""
-    ids, model = torch.tensor([prompt]), build_target("llama")
-    output: Any = model.generate(  # type: ignore[operator]
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, eos_token_id=1,
-        do_sample=False,
-    )  # fmt: skip
-    return list(output[0, len(prompt) :].tolist())
+    return plain_continuation(build_target("llama"), PROMPT, max_new_tokens=count, eos_token_id=1)
 
 
 def decode(ids: list[int]) -> str:
@@ -55,7 +49,7 @@ def test_the_chat_template_is_applied(
 ) -> None:
     assert run(folder, *options, "--json", "--max-new-tokens", "50", "--compare") == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["token_ids"] == expected(PROMPT, 50)
+    assert result["token_ids"] == expected(50)
     assert result["tokens_per_second"] == pytest.approx(50 / result["seconds"]["total"])
     assert result["plain_tokens_per_second"] > 0
     assert run(folder, *options) == 0
@@ -64,7 +58,7 @@ def test_the_chat_template_is_applied(
     assert found is not None
     count = int(found[1])
     assert count > 64
-    assert out[: found.start()] == decode(expected(PROMPT, count))  # no prompt, no colors
+    assert out[: found.start()] == decode(expected(count))  # no prompt, no colors
 
 
 @pytest.mark.parametrize(

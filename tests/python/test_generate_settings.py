@@ -14,7 +14,7 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaCon
 from transformers import LlamaForCausalLM as Llama
 
 from lattice_bpd.decode import generate
-from planted_drafts import PlantedDrafts, plain_continuation
+from planted_drafts import PlantedDrafts, plain_continuation, randomize
 
 VOCAB = 40
 NEW = 24
@@ -36,10 +36,7 @@ def weights_of(kind: str):
             bos_token_id=None, eos_token_id=None, pad_token_id=None,
         )  # fmt: skip
         model = Llama(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.normal_(0.0, 0.3)
+    randomize(model)
     return model.eval()
 
 

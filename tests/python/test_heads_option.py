@@ -105,14 +105,6 @@ def test_folders_without_heads_or_model_say_so(folder, capsys, model, options, m
     assert message in capsys.readouterr().err
 
 
-def test_record_needs_heads(folder, tmp_path, capsys):
-    rows, out = str(folder / "rows.jsonl"), str(tmp_path / "record")
-    arguments = ["--model", str(folder / "plain"), "--task", "jsonl", "--data", rows, "--out", out]
-    assert main(["record", *arguments]) == 2
-    message = "plain has no draft heads (blockwise_heads.json, heads.json, "
-    assert message in capsys.readouterr().err
-
-
 def test_load_heads_says_what_is_wrong_with_a_path(folder):
     with pytest.raises(FileNotFoundError, match=r"expected one with draft heads$"):
         load_heads(folder / "nowhere")

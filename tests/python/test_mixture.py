@@ -20,7 +20,8 @@ from lattice_bpd.draft.mixture import (
     source_names,
 )
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from mixture_oracle import OracleMixture, read_arpa
+from mixture_oracle import OracleMixture
+from oracles import read_arpa
 
 IDS = 12
 
@@ -45,12 +46,11 @@ def make(rng, tmp_path, num_lms, heads, text, store):
     """A core mixture with random gates, and what the oracle needs."""
     lms, tables = [], []
     for number in range(num_lms):
-        order = 3 + number
         texts = [random_text(rng, 30) for _ in range(6)]
-        lm = NGramLM.train(texts, order=order, vocab_size=IDS, smoothing="witten_bell")
-        lm.to_arpa(tmp_path / f"{number}.arpa")
+        lm = NGramLM.train(texts, order=3 + number, vocab_size=IDS, smoothing="witten_bell")
+        lm.to_arpa(tmp_path / "lm.arpa")
         lms.append(lm)
-        tables.append((read_arpa(tmp_path / f"{number}.arpa"), order))
+        tables.append(read_arpa("\n" + (tmp_path / "lm.arpa").read_text()))
     names = source_names(num_lms, heads=heads, text=text, store=store)
     num_bins = _core.gate_bins(list(names))[1]
     weights = rng.normal(size=(len(names), num_bins))

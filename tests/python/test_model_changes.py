@@ -24,7 +24,7 @@ from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.models.lm_call import cache_argument
 from lattice_bpd.verify import CausalLMTarget, PrefixTree
-from planted_drafts import PlantedDrafts
+from planted_drafts import PlantedDrafts, randomize
 from target_models import (
     COUNT,
     PROMPTS,
@@ -211,10 +211,7 @@ def test_drafts_keep_to_the_capacity_of_experts(capacity):
         decoder_start_token_id=1,
     )  # fmt: skip
     model = SwitchTransformersForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2:
-                weight.normal_(0.0, 0.3)
+    randomize(model)
     model.generation_config.eos_token_id = None
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])

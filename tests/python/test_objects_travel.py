@@ -54,9 +54,6 @@ def test_a_mapped_lm_travels_by_its_path(
         pickle.loads(by_path).score(TEXT),  # noqa: S301
         lm.score(TEXT),
     )
-    Path(tmp_path, "copy.lm").write_bytes(Path(tmp_path, "large.lm").read_bytes())
-    Path(tmp_path, "copy.lm").replace(tmp_path / "large.lm")
-    pickle.loads(by_path)  # noqa: S301 (the same LM in a new file)
     small_lm.save(tmp_path / "large.lm")
     with pytest.raises(FormatError, match=r"large\.lm: the file holds another LM than when it was"):
         pickle.loads(by_path)  # noqa: S301
@@ -64,7 +61,6 @@ def test_a_mapped_lm_travels_by_its_path(
     with pytest.raises(FileNotFoundError, match="a pickled LM is mapped from this file") as raised:
         pickle.loads(by_path)  # noqa: S301
     assert raised.value.filename == str(tmp_path / "large.lm")
-    assert pickle.loads(by_bytes).num_ngrams == lm.num_ngrams  # noqa: S301
 
 
 def results_of(lm: NGramLM, logits: Any) -> list[Any]:

