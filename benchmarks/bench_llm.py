@@ -36,7 +36,7 @@ from machine import describe_machine
 from peer_drafters import CallCounter
 from report import print_table, write_json
 
-from lattice_bpd.build.bootstrap import bootstrap_ratio
+from lattice_bpd.build.bootstrap import FEWEST_TEXTS, bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify import use_cpu_attention
@@ -71,7 +71,8 @@ def measure(
         for line in rng.sample(lines, len(lines)):
             line.runs.append(line.run(prompt.token_ids, tokens, counter))
         prompts.append(prompt)
-        watcher.advance(note=prompt.name)
+        share = max(len(prompts) / len(rows), (time.perf_counter() - start) / (60 * minutes))
+        watcher.advance(note=prompt.name, share=min(share, 1.0))
     watcher.end()
     if not prompts:
         raise SystemExit(f"bench_llm: no prompt has {positions - tokens} tokens or fewer")
@@ -133,13 +134,14 @@ def summarize(lines: Sequence[Line], prompts: Sequence[Prompt]) -> dict[str, Any
 def print_tables(summary: dict[str, Any]) -> None:
     """What main() prints."""
     lines, kinds = summary["lines"], [kind for kind in summary["texts"] if kind != "all"]
+    count, first = summary["texts"]["all"]["prompts"], next(iter(lines))
 
     def interval(values: dict[str, float]) -> list[str]:
-        return [f"{values['value']:.2f}", f"{values['low']:.2f}-{values['high']:.2f}"]
+        bounds = f"{values['low']:.2f}-{values['high']:.2f}" if count >= FEWEST_TEXTS else "-"
+        return [f"{values['value']:.2f}", bounds]
 
-    first = next(iter(lines))
     print_table(
-        f"all {summary['texts']['all']['prompts']} prompts; speed: tokens/s over {first}",
+        f"all {count} prompts; speed: tokens/s over {first}",
         ["", "tokens/call", "95 %", "speed", "95 %", "tokens/s", "equal texts", "positions"],
         [
             [name, *interval(of["all"]["tokens_per_call"]), *interval(of["all"]["speed"]),
@@ -248,7 +250,7 @@ def main() -> None:
     else:
         lines, skipped = make_lines(model, own, sources, quick=args.quick)
     if args.lines:
-        lines = choose(lines, args.lines.split(";"))
+        lines, skipped = choose(lines, args.lines.split(";")), {}
     for name, reason in skipped.items():
         print(f"left out: {name} ({reason})")
     minutes = args.minutes or (QUICK_MINUTES if args.quick else MINUTES)
