@@ -148,10 +148,10 @@ std::pair<py::array_t<std::int64_t>, py::array_t<double>> Distribution(const Mix
   return {ToArray(std::move(token_ids)), ToArray(std::move(probs))};
 }
 
-// Bins (n, kMaxBins), -1 after the last; whether active (n, sources); probabilities (n, sources).
+// Bins (n, kMaxBins), -1 after the last; whether active and probabilities, (n, sources + 1) each.
 std::tuple<py::array_t<std::int32_t>, py::array_t<bool>, py::array_t<double>> Examples(
     const MixtureText& text) {
-  const int sources = text.mixture().layout().num_sources();
+  const int sources = text.mixture().layout().num_rows();
   const auto rows = static_cast<py::ssize_t>(text.examples().size());
   py::array_t<std::int32_t> bins({rows, py::ssize_t{kMaxBins}});
   py::array_t<bool> active({rows, py::ssize_t{sources}});

@@ -88,7 +88,7 @@ class OracleMixture:
 
     Args:
         text: tokens.
-        weights: (S, bins).
+        weights: (S + 1, bins), the last row of the tokens that no source proposes.
         lms: n-gram LMs.
         heads: (token ids (H, k), log probabilities (H, k)), or None if heads are no source.
         store: tokens of other texts joined by -2; None: no source.
@@ -134,9 +134,10 @@ class OracleMixture:
                   for s, (probs, _, _) in enumerate(parts)]  # fmt: skip
         if max(scores) == -math.inf:
             return {}
+        scores.append(sum(self.weights[-1][b] for b in bins))
         gates = [math.exp(score - max(scores)) for score in scores]
         q: dict[int, float] = {}
-        for gate, (probs, _, _) in zip(gates, parts, strict=True):
+        for gate, (probs, _, _) in zip(gates[:-1], parts, strict=True):
             for token, prob in probs.items():
                 q[token] = q.get(token, 0.0) + gate / sum(gates) * prob
         return q

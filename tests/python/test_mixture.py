@@ -20,7 +20,7 @@ from lattice_bpd.draft.mixture import (
     source_names,
 )
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from mixture_oracle import OracleMixture
+from mixture_oracle import OracleMixture, text_proposals
 from oracles import read_arpa
 
 IDS = 12
@@ -53,7 +53,7 @@ def make(rng, tmp_path, num_lms, heads, text, store):
         tables.append(read_arpa("\n" + (tmp_path / "lm.arpa").read_text()))
     names = source_names(num_lms, heads=heads, text=text, store=store)
     num_bins = _core.gate_bins(list(names))[1]
-    weights = rng.normal(size=(len(names), num_bins))
+    weights = rng.normal(size=(len(names) + 1, num_bins))
     kept = _core.TextStore(200) if store else None
     other = []
     for _ in range(3 if store else 0):
@@ -153,7 +153,7 @@ def test_gates_follow_the_text_and_fit():
     """A source that is always right gets the weight; the fit finds it too."""
     names = source_names(0, heads=True, text=True, store=False)
     num_bins = _core.gate_bins(list(names))[1]
-    gates = Gates(names, np.zeros((2, num_bins)))
+    gates = Gates(names, np.zeros((3, num_bins)))
     core = make_mixture(50, [], heads=True, text=True, store=None, gates=gates)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 8, 200).tolist()
@@ -176,8 +176,40 @@ def test_gates_follow_the_text_and_fit():
         q = (shares / shares.sum(1, keepdims=True) * probs).sum(1)
         return float(np.log(q[q > 0]).mean())
 
-    assert likelihood(fitted) > likelihood(np.zeros((2, num_bins))) + 0.1
+    assert likelihood(fitted) > likelihood(np.zeros((3, num_bins))) + 0.1
     late, early = result.sizes[-20:], result.sizes[:20]
     assert len(late) == len(early)
     frozen = _core.Mixture(50, True, [], True, None, 0.0, gates.weights)
     assert result.calls <= replay_text(frozen, text, max_nodes=1).calls
+
+
+def test_expected_tokens_are_those_accepted():
+    """Matches in random text say little: the text alone must know it, and learn it."""
+    gates = Gates.default(("text",))
+    core = make_mixture(64, [], heads=False, text=True, store=None, gates=gates)
+    tokens = np.random.default_rng(1).integers(0, 40, 900).tolist()
+    text, start = _core.MixtureText(core), 100
+    text.append(tokens[:start])
+    expected, accepted = 0.0, 0
+    for position in range(start, len(tokens)):
+        tree = _core.search_mixtures([text], [1], 4)[0]
+        expected += float(np.exp(tree.log_probs).sum())
+        accepted += tree.child(0, tokens[position]) >= 0
+        text.append([tokens[position]])
+    assert 0.8 * accepted < expected < 2.0 * accepted
+
+
+def test_gates_of_older_folders_leave_nothing_to_other_tokens():
+    gates = Gates.default(("text",))
+    old = Gates.from_dict({"sources": ["text"], "weights": gates.weights[:-1].tolist()})
+    np.testing.assert_array_equal(old.weights[:-1], gates.weights[:-1])
+    sums = []
+    for read in (old, Gates.from_dict(gates.to_dict())):
+        core = make_mixture(5, [], heads=False, text=True, store=None, gates=read)
+        text = _core.MixtureText(core)
+        text.append([1, 2, 3, 1, 2])
+        tree = _core.search_mixtures([text], [1], 8)[0]
+        sums.append(float(np.exp(tree.log_probs).sum()))
+    oracle = text_proposals([1, 2, 3, 1, 2], [1, 2, 3, 1, 2])[0]
+    assert sums[0] == pytest.approx(sum(oracle.values()), rel=1e-5)
+    assert sums[1] < sums[0]

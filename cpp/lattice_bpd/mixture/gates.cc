@@ -66,6 +66,7 @@ GateInputs GateLayout::Describe(int depth,
     const SourceMatch& match = matches[s];
     const int first = first_bins_[s];
     inputs.is_active[s] = match.is_active;
+    inputs.is_active[num_sources()] |= match.is_active;
     switch (sources_[s]) {
       case SourceKind::kHeads:
         add(first + (match.is_active ? 1 + TopBin(match.top) : 0));
@@ -90,10 +91,10 @@ SourceValues ComputeGates(const GateLayout& layout, const GateWeights& theta,
   SourceValues gates = {};
   double scores[kMaxSources];
   double greatest = -std::numeric_limits<double>::infinity();
-  const int num_sources = layout.num_sources(), num_bins = layout.num_bins();
+  const int num_rows = layout.num_rows(), num_bins = layout.num_bins();
   for (int s = 0; s < kMaxSources; ++s) {
     scores[s] = -std::numeric_limits<double>::infinity();
-    if (s >= num_sources || !inputs.is_active[s]) continue;
+    if (s >= num_rows || !inputs.is_active[s]) continue;
     const double* row = theta.data() + static_cast<std::size_t>(s) * num_bins;
     double score = 0.0;
     for (int b = 0; b < inputs.num_bins; ++b) score += row[inputs.bins[b]];
@@ -103,17 +104,17 @@ SourceValues ComputeGates(const GateLayout& layout, const GateWeights& theta,
   if (greatest == -std::numeric_limits<double>::infinity()) return gates;
   TakeExponentials(scores, kMaxSources, greatest, gates.data());
   double sum = 0.0;
-  for (int s = 0; s < num_sources; ++s) sum += gates[s];
-  for (int s = 0; s < num_sources; ++s) gates[s] /= sum;
+  for (int s = 0; s < num_rows; ++s) sum += gates[s];
+  for (int s = 0; s < num_rows; ++s) gates[s] /= sum;
   return gates;
 }
 
 void UpdateGates(const GateLayout& layout, const GateInputs& inputs, const SourceValues& gates,
                  const SourceValues& probs, double rate, GateWeights* theta) {
   double total = 0.0;
-  for (int s = 0; s < layout.num_sources(); ++s) total += gates[s] * probs[s];
+  for (int s = 0; s < layout.num_rows(); ++s) total += gates[s] * probs[s];
   if (!(total > 0.0)) return;
-  for (int s = 0; s < layout.num_sources(); ++s) {
+  for (int s = 0; s < layout.num_rows(); ++s) {
     if (!inputs.is_active[s]) continue;
     const double step = rate * (gates[s] * probs[s] / total - gates[s]);
     double* row = theta->data() + static_cast<std::size_t>(s) * layout.num_bins();

@@ -3,12 +3,14 @@
 // Linear interpolation with bucketed weights (Jelinek and Mercer 1980), the buckets being sums of
 // one-hot bins: the weight of source s after history h is
 //
-//   g_s(h) = exp z_s(h) / sum over the sources that know h,    z_s(h) = sum over bins b of
-//   theta[s][b]
+//   g_s(h) = exp z_s(h) / sum over the sources that know h and "none",    z_s(h) = sum over bins b
+//   of theta[s][b]
 //
-// The bins of a history are its depth below the text and, of each source, the length of its match,
-// its count and the share of its most probable token. theta is fitted offline to many texts and
-// follows each text online by gradient ascent on ln sum_s g_s p_s(token).
+// "none" stands for the tokens that no source proposes: without it a single source, or several that
+// know little, would have all the weight however often they are wrong. Its row is the last of
+// theta. The bins of a history are its depth below the text and, of each source, the length of its
+// match, its count and the share of its most probable token. theta is fitted offline to many texts
+// and follows each text online by gradient ascent on ln sum_s g_s p_s(token).
 #ifndef LATTICE_BPD_MIXTURE_GATES_H_
 #define LATTICE_BPD_MIXTURE_GATES_H_
 
@@ -20,6 +22,7 @@
 
 namespace lattice_bpd {
 
+// With "none".
 constexpr int kMaxSources = 8;
 constexpr int kMaxBins = 1 + 3 * kMaxSources;  // bins of one history
 
@@ -35,7 +38,7 @@ struct SourceMatch {
   double top = 0.0;          // probability of its most probable token
 };
 
-// The bins of a history, as columns of theta, and the sources that know it.
+// The bins of a history, as columns of theta, and the sources that know it; "none" if there is one.
 struct GateInputs {
   std::array<std::uint16_t, kMaxBins> bins;
   int num_bins = 0;
@@ -50,6 +53,7 @@ class GateLayout {
   explicit GateLayout(const std::vector<SourceKind>& sources);
 
   int num_sources() const { return static_cast<int>(sources_.size()); }
+  int num_rows() const { return num_sources() + 1; }  // of theta; the last one is "none"
   int num_bins() const { return num_bins_; }
   const std::vector<SourceKind>& sources() const { return sources_; }
 
@@ -69,10 +73,11 @@ class GateLayout {
 constexpr int kDepthBins = 8;
 int NumBins(SourceKind kind);
 
-// theta, by source and bin.
+// theta, by source, "none" being the last, and bin.
 using GateWeights = std::vector<double>;
 
-// The weights of the active sources, which sum to 1; 0 for others. All are 0 if none is active.
+// The weights of the active sources and of "none", which sum to 1; 0 for others. All are 0 if no
+// source is active.
 SourceValues ComputeGates(const GateLayout& layout, const GateWeights& theta,
                           const GateInputs& inputs);
 

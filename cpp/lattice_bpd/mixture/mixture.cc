@@ -26,11 +26,11 @@ std::vector<SourceKind> SourcesOf(const Mixture::Options& options) {
 
 Mixture::Mixture(Options options, GateWeights theta)
     : options_(std::move(options)), layout_(SourcesOf(options_)), theta_(std::move(theta)) {
-  const auto expected = static_cast<std::size_t>(layout_.num_sources() * layout_.num_bins());
+  const auto expected = static_cast<std::size_t>(layout_.num_rows() * layout_.num_bins());
   if (theta_.empty()) theta_.assign(expected, 0.0);
   if (theta_.size() != expected) {
     throw ValueError(StrCat("Mixture: ", theta_.size(), " gate weights; expected ", expected, " (",
-                            layout_.num_sources(), " sources, ", layout_.num_bins(), " bins)"));
+                            layout_.num_rows(), " rows, ", layout_.num_bins(), " bins)"));
   }
   for (const double weight : theta_) {
     if (!std::isfinite(weight)) throw ValueError("Mixture: a gate weight is not finite");

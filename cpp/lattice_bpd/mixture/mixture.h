@@ -4,7 +4,7 @@
 //
 //   q(b | h) = sum over e of g_e(h) p_e(b | h)
 //
-// with gates g_e (gates.h). A source leaves out its unlikely tokens, so q sums to at most 1, and
+// with gates g_e (gates.h). Sources leave out unlikely tokens, so q sums to at most 1, and
 // the probability of a prefix, the product along its path, never exceeds that of its parent. A
 // best-first search therefore finds the most probable prefixes: the tree of greatest expected
 // accept length. What several sources propose is one node, and the search continues after the last

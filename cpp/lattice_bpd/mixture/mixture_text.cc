@@ -40,7 +40,7 @@ void MixtureText::Learn(Span<std::int64_t> token_ids) {
       is_known = true;
     }
     for (std::size_t s = 0; !is_known && s < kMaxSources; ++s) {
-      if (expansion.inputs.is_active[s]) probs[s] = std::max(1.0 - sums[s], 0.0);
+      if (expansion.inputs.is_active[s]) probs[s] = std::max(1.0 - sums[s], 0.0);  // "none": 1
     }
     if (keeps_examples_) examples_.push_back({expansion.inputs, probs});
     if (rate > 0.0) {

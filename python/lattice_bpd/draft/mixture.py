@@ -26,13 +26,13 @@ class Gates:
     """The weights of a mixture's sources, by what the sources know of a history.
 
     Linear interpolation with bucketed weights (Jelinek and Mercer 1980): the weight of a source is
-    the softmax, over the sources that know the history, of the sum of its weights of the history's
-    bins (cpp/lattice_bpd/mixture/gates.h).
+    the softmax, over the sources that know the history and "none", of the sum of its weights of the
+    history's bins (cpp/lattice_bpd/mixture/gates.h). "none" is the tokens that no source proposes.
 
     Attributes:
         sources: S names, of "heads", "lm", "text", "store", in this order; "lm" once for
             each LM.
-        weights: (S, num_bins) float64.
+        weights: (S + 1, num_bins) float64, the last row of "none".
     """
 
     sources: tuple[str, ...]
@@ -49,7 +49,7 @@ class Gates:
         fitting = [table for name, table in _default_tables().items() if set(kinds) <= set(table)]
         table = min(fitting, key=len)
         rows = []
-        for number, name in enumerate(sources):
+        for number, name in enumerate([*sources, _NONE]):
             row: list[float] = []
             for other, kind, size in groups:
                 is_other_lm = kind == "lm" == name and other != number
@@ -59,7 +59,7 @@ class Gates:
 
     def check(self, sources: Sequence[str]) -> None:
         """Raise ValueError unless these are the weights of these sources."""
-        expected = (len(sources), sum(size for _, _, size in _groups(tuple(sources))))
+        expected = (len(sources) + 1, sum(size for _, _, size in _groups(tuple(sources))))
         if tuple(sources) != self.sources or self.weights.shape != expected:
             raise ValueError(
                 f"gates are of {', '.join(self.sources)} with weights {self.weights.shape}; "
@@ -72,13 +72,17 @@ class Gates:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Gates:
-        """Of `to_dict`.
+        """Of `to_dict`, or of weights without "none", whose share then is 0.
 
         Raises:
             ValueError: not that.
         """
         try:
-            gates = cls(tuple(value["sources"]), np.array(value["weights"], np.float64))
+            sources, weights = tuple(value["sources"]), np.array(value["weights"], np.float64)
+            if len(weights) == len(sources):
+                weights = np.pad(weights, ((0, 1), (0, 0)))
+                weights[-1, : _groups(sources)[0][2]] = _NEVER  # at every depth
+            gates = cls(sources, weights)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"gates: expected sources and weights ({error})") from None
         gates.check(gates.sources)
@@ -86,6 +90,7 @@ class Gates:
 
 
 _ALL = ("heads", "lm", "text", "store")
+_NONE, _NEVER = "none", -40.0
 
 
 @cache
@@ -118,16 +123,16 @@ def fit_gates(
     """Gate weights of greatest likelihood, with a small L2 penalty (Adam).
 
     Args:
-        bins: (n, b) int, the bins of each example, -1 for none.
-        active: (n, S) bool, the sources that know each history.
-        probs: (n, S) float, the probability of the true token by source.
+        bins: (n, b) int, the bins of each example, -1 after the last.
+        active: (n, R) bool, the sources that know each history, and "none".
+        probs: (n, R) float, the probability of the true token by source.
         num_bins: number of bins.
-        start: (S, num_bins) float, weights to begin with, and to which the penalty pulls; None: 0.
+        start: (R, num_bins) float, weights to begin with, and to which the penalty pulls; None: 0.
 
     Returns:
-        (S, num_bins) float64.
+        (R, num_bins) float64.
     """
-    known = (probs * active).sum(axis=1) > 0.0  # the others do not depend on the gates
+    known = active.any(axis=1)
     bins, active, probs = bins[known], active[known], probs[known]
     count, sources = probs.shape
     anchor = np.zeros((sources, num_bins)) if start is None else np.array(start, np.float64)
