@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from transformers import LlamaConfig, StaticCache
 
 from lattice_bpd.verify import batch_cache
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
@@ -70,6 +71,13 @@ def test_copies_of_rows_are_forgotten_with_what_they_copy(monkeypatch: pytest.Mo
     step([[0, 1, 2, 3, 4], [0]])
     step([[0], [0, 1, 2, 3, 4]])  # leaves holes, a third of the cache
     assert state.width == max(state.lengths)
+
+
+def test_calls_on_a_static_cache_never_shrink_and_fit() -> None:
+    state = BatchCache(StaticCache(config=LlamaConfig(num_hidden_layers=1), max_cache_len=9), [0])
+    assert [state.call_size(tokens) for tokens in (5, 3, 9)] == [5, 5, 9]
+    with pytest.raises(ValueError, match=r"cache has 9 positions, 0 .* expected 10 free"):
+        state.call_size(10)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -13,11 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import (
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of, random_prompts
 from lattice_bpd.decode import Certificate, CertificateError, decode, generate

@@ -12,15 +12,7 @@ from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, verify_trees
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, find_mixers
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
-from target_models import (
-    COUNT,
-    PROMPTS,
-    RECURRENT,
-    VOCAB,
-    build_target,
-    generated,
-    planted,
-)
+from target_models import COUNT, PROMPTS, RECURRENT, VOCAB, build_target, generated, planted
 
 OPTIONS = {"max_new_tokens": COUNT}
 ONE_BY_ONE = {"mamba", "jamba"}  # their scans start from an empty state

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -28,6 +34,8 @@ from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.verify import CausalLMTarget, PrefixTree
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.verification import lay_out_tree
+from lattice_bpd_conformance.check import InformedHeads
+from planted_drafts import PlantedDrafts
 from target_models import (
     ATTENTION,
     COUNT,
@@ -219,3 +227,91 @@ def test_training_mode_without_dropout_decodes_as_generate_does():
     config.attention_dropout = 0.1  # a number that attention reads, no module
     with pytest.raises(ValueError, match=r"call model\.eval\(\)"):
         generate(LlamaForCausalLM(config).train(), PROMPTS[0], "mixture", **OPTIONS)
+
+
+TURNS = 3
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns within a call of the target."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def run_together(work: Callable[[int], list[int]], count: int) -> list[list[list[int]]]:
+    """What work(0), .., work(count - 1) return, each TURNS times in a thread of its own."""
+    start = Barrier(count)
+
+    def begin(number: int) -> list[list[int]]:
+        start.wait(timeout=60)
+        return [work(number) for _ in range(TURNS)]
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))
+
+
+# With a hook on the output embedding in each call (Cohere, BERT), or in the first one only (Llama).
+@pytest.mark.parametrize("kind", ["llama", "cohere", "bert", "qwen3_next"])
+@pytest.mark.usefixtures("frequent_switches")
+def test_threads_decode_with_one_model_as_if_alone(kind: str) -> None:
+    model, expected = build_target(kind), generated(kind)
+
+    def work(number: int) -> list[int]:
+        prompt, output = PROMPTS[number], expected[number]
+        drafter = PlantedDrafts(output, VOCAB, num_drafts=2)
+        return decode(model, prompt, drafter, max_new_tokens=COUNT).token_ids
+
+    assert run_together(work, len(PROMPTS)) == [[output] * TURNS for output in expected]
+
+
+class WatchingHeads(InformedHeads):
+    """Informed heads that keep the features that they are given."""
+
+    def __init__(self, *args: Any, layers: tuple[int, ...]) -> None:
+        super().__init__(*args)
+        self.hidden_layers = layers
+
+    def read_states(self, states: Sequence[Any]) -> Tensor:
+        for state in states:
+            state.memory = [*(state.memory or []), state.take_features()]
+            assert sum(map(len, state.memory)) == len(state.tokens) - 1
+            self.seen[tuple(state.tokens[:-1])] = torch.cat(state.memory)
+        return super().read_states(states)
+
+    seen: dict[tuple[int, ...], Tensor]
+
+
+def check(kind: str, count: int, layers: tuple[int, ...], **options: Any) -> None:
+    """Features along decoded texts against one plain forward over each."""
+    model, prompts = build_target(kind), PROMPTS[:count]
+    texts = [prompt + new for prompt, new in zip(PROMPTS, generated(kind), strict=True)][:count]
+    heads = WatchingHeads(texts, VOCAB, layers=layers)
+    heads.seen = {}
+    results = generate(
+        model, prompts, options.pop("drafter", "tree"), heads=heads, max_new_tokens=COUNT, **options
+    )
+    assert [result.token_ids for result in results] == generated(kind)[:count]
+    assert any(any(result.stats.accept_lengths) for result in results)
+    assert len(heads.seen) > 2 * count
+    for tokens, features in heads.seen.items():
+        with torch.inference_mode():
+            output = model(torch.tensor([tokens]), output_hidden_states=True)
+        expected = torch.cat([output.hidden_states[layer + 1][0] for layer in layers], dim=-1)
+        torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "bert", "gemma2"])
+def test_features_are_those_of_a_plain_forward(kind: str, layout: str) -> None:
+    check(kind, 1, (0,), layout=layout)
+    check(kind, 3, (-1, 0, 1), layout=layout)
+
+
+def test_layers_that_the_target_does_not_have() -> None:
+    model = build_target("llama")
+    heads = WatchingHeads([[1, 2]], VOCAB, layers=(0, 7))
+    with pytest.raises(ValueError, match=r"read layers \(0, 7\) of LlamaForCausalLM, which has"):
+        generate(model, PROMPTS[0], heads=heads)

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd import (
-    NGramLM,
-    _core,
-    rescore_lattice,
-    rescore_tree,
-    sample_tree,
-)
+from lattice_bpd import NGramLM, _core, rescore_lattice, rescore_tree, sample_tree
 from lattice_bpd.draft import SharedNoise
 from lattice_bpd.draft.scorers import NGramScorer, search_drafts
 from lattice_bpd.lattice.logits import Candidates, select_top_k, top_k_on_device

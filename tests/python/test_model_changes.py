@@ -25,14 +25,7 @@ from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.models.lm_call import cache_argument
 from lattice_bpd.verify import CausalLMTarget, PrefixTree
 from planted_drafts import PlantedDrafts, randomize
-from target_models import (
-    COUNT,
-    PROMPTS,
-    VOCAB,
-    build_target,
-    generated,
-    plain_generate,
-)
+from target_models import COUNT, PROMPTS, VOCAB, build_target, generated, plain_generate
 
 PROMPT = PROMPTS[0]
 

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lattice_bpd import (
-    FormatError,
-    NGramLM,
-    rescore_lattice,
-    rescore_tree,
-    sample_tree,
-)
+from lattice_bpd import FormatError, NGramLM, rescore_lattice, rescore_tree, sample_tree
 
 LOGITS = np.random.default_rng(3).standard_normal((2, 3, 4)).astype(np.float32)
 CONTEXTS = [[1], [0, 2]]

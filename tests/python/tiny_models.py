@@ -50,7 +50,6 @@ _LARGEST: tuple[tuple[str, int], ...] = (
     (r"(num_key_value_heads|num_kv_heads|kv_n_heads|\w+_num_key_value_heads)", 2),
     (r"multi_query_group_num|num_query_groups", 2),
     (r"(\w+_)?(attention_)?(num_)?n?_?heads|n_head|conf_num_attention_heads|index_n_heads", HEADS),
-    (r"(num|n)_(\w+_)?heads", HEADS),
     (r"(qk_nope_head_dim|qk_rope_head_dim|rotary_dim)", 8),
     (r"qk_head_dim", 16),
     (r"(\w+_)?(d_head|head_dim|head_size|headdim|head_width)|dim_head|d_kv|kv_channels", HEAD_DIM),
