@@ -14,12 +14,11 @@ from build_runs import build, make_folder, write_prompts
 from lattice_bpd import FormatError
 from lattice_bpd.build import build as build_module
 from lattice_bpd.cli import main
-from lattice_bpd.decode import CustomGenerate, load_drafter
+from lattice_bpd.decode import load_drafter
 from lattice_bpd.decode.strategies import read_drafter_file
-from lattice_bpd.models import load_heads
 from lattice_bpd_vllm.files import load_parts
 from lattice_bpd_vllm.options import DrafterOptions
-from target_models import PROMPTS, VOCAB, build_target, plain_generate
+from target_models import VOCAB
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +58,6 @@ def test_commands_put_models_on_the_gpu(
     generating = main(["generate", str(tmp_path / "model"), "--prompt", "Hi"])
     assert 0 not in (build(tmp_path), generating)
     assert capsys.readouterr().err.count("moved to cuda") == 2
-
-
-def test_custom_generate_reads_it(folder: Path) -> None:
-    method = CustomGenerate(load_heads(folder), load_drafter(folder))
-    model: Any = build_target("llama")
-    accepted = 0
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        output = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24,
-            custom_generate=method,
-        )  # fmt: skip
-        assert output[0, len(prompt) :].tolist() == plain_generate(model, prompt)
-        accepted += sum(method.results[0].stats.accept_lengths)
-    assert accepted > 0
 
 
 def test_the_vllm_plug_in_reads_it(folder: Path) -> None:

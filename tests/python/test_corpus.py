@@ -75,17 +75,6 @@ def test_json_lines(name, words, tmp_path):
     assert sequences_of(corpus) == [*LINES, [0, 6]]
 
 
-def test_folders_are_read_in_order_of_names(words, tmp_path):
-    folder = tmp_path / "corpus"
-    (folder / "b").mkdir(parents=True)
-    write(folder / "b" / "2.txt.gz", b"cat")
-    write(folder / "1.txt", b"the")
-    write(folder / "notes.pdf", b"not read")
-    corpus = Corpus([folder], words)
-    assert sequences_of(corpus) == [[0], [1]]
-    assert [file[len(str(folder)) + 1 :] for file in corpus.files] == ["1.txt", "b/2.txt.gz"]
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_blocks_and_parts_change_nothing(seed, words, tmp_path, monkeypatch):
     rng = np.random.default_rng(seed)

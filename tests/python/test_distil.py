@@ -65,14 +65,6 @@ def test_distil_counts_equal_brute_force(order):
     assert counted == count_plainly(texts, targets, order, VOCAB)
 
 
-def test_distil_lm_is_the_lm_of_the_targets_choices():
-    model, texts = trained_model(), np.split(looping_text(600), 20)
-    options = {"vocab_size": VOCAB, "smoothing": "witten_bell"}
-    expected = NGramLM.train(texts, 3, targets=predict_targets(model, texts), **options)
-    lm = distil_ngram(model, texts, 3, smoothing="witten_bell")
-    assert np.array_equal(lm.score(looping_text(99)), expected.score(looping_text(99)))
-
-
 def test_distil_sets_the_token_that_begins_a_text():
     model = random_model("llama")
     texts = random_texts(np.random.default_rng(3), 4)

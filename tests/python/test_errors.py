@@ -55,6 +55,7 @@ RESCORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
                  r"\+inf at row 5, token 3"),
     "bfloat16 NaN": ({"head_logits": torch.full((3, 4), NAN).bfloat16()}, ValueError, "NaN"),
     "k above V": ({"top_k": 5}, ValueError, r"top_k is 5; expected 1\.\.4"),
+    "a fraction of k": ({"top_k": 2.5}, TypeError, r"top_k is 2\.5; expected an integer"),
     "p above the limit": ({"num_drafts": 100_000}, ValueError,
                           r"num_drafts is 100000; expected 1\.\.4096"),
     "NaN alpha": ({"alpha": NAN}, ValueError, "alpha is nan; expected a finite number"),

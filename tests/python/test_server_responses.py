@@ -132,14 +132,6 @@ def test_texts_that_the_tokenizer_changes_are_left_out(
     assert "no response of the server can be used: 30 other text" in line
 
 
-def test_reasoning_that_is_apart(folder: Path, server: TinyServer) -> None:
-    apart = {"message": {"content": "w9", "reasoning_content": "w8"}, "finish_reason": "stop"}
-    server.faults = [(200, {"choices": [apart]})]
-    assert build(folder, "--server", server.url, "--batch-size", "1") == 0
-    assert build(folder, out="here") == 0
-    assert sorted(stored(folder, "out")) == sorted(stored(folder, "here"))
-
-
 def test_another_model_is_noticed(
     folder: Path, server: TinyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
