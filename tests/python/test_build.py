@@ -196,13 +196,18 @@ def test_responses_of_a_log_are_not_generated(
     assert main(["build", str(folder / "model"), "--responses", str(file), "-o", out]) == 0
     assert not (folder / "out" / "responses.jsonl").exists()
     assert main(["build", str(folder / "model"), "-o", out]) == 2
-    assert "repeat what the same response has before" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "repeat what the same response has before" not in printed
+    assert "no chat template" not in printed
+    (folder / "model" / "chat_template.jinja").unlink()  # as a base model
     file.write_text(
         json.dumps([{"prompt": f"w{n}", "response": "w40 w41 " * 20} for n in range(9)])
     )
     assert main(["build", str(folder / "model"), "--responses", str(file), "-o", out]) == 0
     # 40 tokens and the end: 34 spans of 8 tokens, 3 of them new
-    assert "76% of the responses' tokens repeat" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "76% of the responses' tokens repeat" in printed
+    assert "The model has no chat template" in printed
     arguments = ["--responses", str(file), "-o", out, "--dry-run"]  # nothing to probe with
     assert main(["build", str(folder / "model"), *arguments]) == 2
 

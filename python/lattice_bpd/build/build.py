@@ -190,6 +190,8 @@ def build_drafter(
     }
     if job.costs is not None:
         notes.append(f"Expected gains are those of single paths, with the times of {job.costs}.")
+    if job.chat and not tokenizer.chat_template:
+        notes.append("The model has no chat template, so prompts are texts that it continues.")
     notes += describe_repetition([one.response for one in exchanges])
     used = heads if choice.heads else None
     write_folder(model, job, drafting.vocab_size, choice, used)
