@@ -134,7 +134,6 @@ def build_drafter(
         seconds[stage], last = time.perf_counter() - last, time.perf_counter()
 
     job.check()
-    given = job.given
     chats = [job.chats[n] for n in np.random.default_rng(0).permutation(len(job.chats))]
     if job.seconds is not None and chats:
         share = make_plan(model, tokenizer, chats, job).count_fitting(job.seconds)
@@ -142,10 +141,10 @@ def build_drafter(
         lap("probe")
     _check_folder(job.output, model)
     job.output.mkdir(parents=True, exist_ok=True)
-    drafting = _check_drafting(model, tokenizer, [*chats, *given][0], job)
+    drafting = _check_drafting(model, tokenizer, [*chats, *job.given][0], job)
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
     states = StateFile(job.output / "states.bin", model) if job.heads else None
-    exchanges, notes = _read_responses(model, tokenizer, chats, given, job, stops, states, watcher)
+    exchanges, notes = _read_responses(model, tokenizer, chats, job, stops, states, watcher)
     lap("responses")
     training, fitting, held_out = (
         [n for n, one in enumerate(exchanges) if one.chat in part]
@@ -183,7 +182,7 @@ def build_drafter(
     )  # fmt: skip
     lap("choice")
     counts = {
-        "conversations": len(chats) + len(given),
+        "conversations": len(chats) + len(job.given),
         "responses": len(training),
         "tokens": sum(len(exchanges[n].response) for n in training),
         "held out": len(held_out),
@@ -229,21 +228,21 @@ def _fingerprint(model: PreTrainedModel) -> str:
 
 
 def _read_responses(
-    model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], given: Sequence[Chat],
-    job: BuildJob, stops: frozenset[int], states: StateFile | None, watcher: Watcher,
+    model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job: BuildJob,
+    stops: frozenset[int], states: StateFile | None, watcher: Watcher,
 ) -> tuple[list[Exchange], list[str]]:  # fmt: skip
-    """Responses to `chats`, generated or stored, those that `given` has, and notes on both."""
+    """Responses to `chats`, generated or stored, those that the job has, and notes on both."""
     notes = []
     exchanges = read_responses(
-        tokenizer, given, chat=job.chat, stop_token_ids=stops,
+        tokenizer, job.given, chat=job.chat, stop_token_ids=stops,
         max_positions=find_max_positions(model.config.get_text_config()),
     )  # fmt: skip
-    if given and not exchanges:
+    if job.given and not exchanges:
         raise ValueError(
             f"{', '.join(job.responses)}: no response that fits; expected conversations with the "
             "model's responses"
         )
-    if given:
+    if job.given:
         notes.append(f"Responses of {', '.join(job.responses)}: {_own_share(model, exchanges)}.")
     exchanges = [one._replace(chat=one.chat + len(chats)) for one in exchanges]
     if not chats:

@@ -81,10 +81,9 @@ class ConsoleWatcher:
         self._done += 1
         self._total = total or self._total
         now = time.perf_counter()
-        rate, left = f"{self._done / max(now - self._start, 1e-9):.1f}/s", ""
-        if self._total:
-            share = share or self._done / self._total
-            left = f"{(now - self._start) * (1 / share - 1):.0f} s left"
+        rate = f"{self._done / max(now - self._start, 1e-9):.1f}/s"
+        share = share or self._done / (self._total or self._done)
+        left = f"{(now - self._start) * (1 / share - 1):.0f} s left" if self._total else ""
         if self._bar is not None:
             shown = {"rate": rate, "left": left, "memory": describe_memory(), "note": note}
             self._bar.update(self._task, advance=1, total=self._total, **shown)
