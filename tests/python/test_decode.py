@@ -1,4 +1,4 @@
-"""The decoding loop: counts, times, batches, drafters and heads of one's own, and bad requests."""
+"""The decoding loop: counts, batches, drafters and heads of one's own, options, bad requests."""
 
 from __future__ import annotations
 

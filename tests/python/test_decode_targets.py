@@ -1,4 +1,4 @@
-"""Targets of many architectures: token for token the output of `generate`, or refused."""
+"""Targets of many architectures, by several threads, and states of their layers: as `generate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts as users of transformers hold them, and one clear line for each that is wrong."""
+"""Prompts as users of transformers hold them, streamers, and a clear line for each bad request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft trees against the probabilities of all paths, and the arrays that tree attention takes."""
+"""Draft trees and chains against the probabilities of all paths, and arrays of tree attention."""
 
 import math
 import pickle
