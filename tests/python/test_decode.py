@@ -179,6 +179,29 @@ def test_a_static_cache_gives_the_same_tokens(monkeypatch):
         generate(model_of("mistral"), [1, 2], generation_config=STATIC)
 
 
+def test_every_row_of_a_batch_gets_its_own_exact_token():
+    model, received, states = model_of("trained"), [], []
+
+    def heads(hidden, exact_tokens):
+        received.append(exact_tokens.tolist())
+        return model.head_logits(hidden)
+
+    class Watching(TreeDrafter):
+        def propose(self, states_of_step):
+            states.append([state.tokens[-1] for state in states_of_step])
+            return super().propose(states_of_step)
+
+    prompts = [PROMPT, [5], [40, 2]]
+    drafter = Watching(None, top_k=4, max_nodes=6)
+    results = generate(model.base, prompts, heads=heads, drafter=drafter, max_new_tokens=12)
+    first, *rest = received  # the first call only determines the number of slots
+    assert first == [results[0].token_ids[0]]
+    assert rest == states
+    assert {len(row) for row in rest} >= {3}
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result.token_ids == plain_greedy(model, prompt, 12)
+
+
 VALUES: dict[str, Any] = {
     "top_k": 4, "num_drafts": 3, "max_nodes": 9, "alpha": 0.7, "temperature": 1.5,
     "draft_length": 6, "beam": 5, "normalization": "local", "sources": ("text",),
