@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 SAMPLES = 2000
-LEVEL = 0.95
 FEWEST_TEXTS = 5  # with fewer an interval says nothing
 
 
@@ -33,8 +32,7 @@ def bootstrap_ratio(
     denominators: npt.ArrayLike,
     *,
     less: float = 0.0,
-    samples: int = SAMPLES,
-    level: float = LEVEL,
+    level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
     """A ratio of sums over N texts with its percentile interval (Efron 1979).
@@ -46,7 +44,6 @@ def bootstrap_ratio(
         numerators: (N,) of each text.
         denominators: (N,) of each.
         less: subtracted from the ratio.
-        samples: number of bootstrap samples.
         level: of the interval.
         seed: of the samples.
 
@@ -60,7 +57,7 @@ def bootstrap_ratio(
             "for each text in both, and one text or more"
         )
     count = len(above)
-    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), samples)
+    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), SAMPLES)
     ratios = (weights @ above) / (weights @ below) - less
     low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(above.sum() / below.sum()) - less, float(low), float(high))

@@ -19,7 +19,7 @@ from lattice_bpd.cli.options import (
 )
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.extensions import CONSTRAINTS, load_extension, require
-from lattice_bpd.text_input import parse_json
+from lattice_bpd.text_input import parse_json, read_text
 
 if TYPE_CHECKING:
     from lattice_bpd.build.report import PlainResult
@@ -223,8 +223,7 @@ def _read_prompt(args: argparse.Namespace) -> str:
 def _has_template(directory: Path) -> bool:
     """Whether a model's folder has a chat template, without loading its tokenizer."""
     config = directory / "tokenizer_config.json"
-    text = config.read_text(encoding="utf-8") if config.is_file() else "{}"
-    known = parse_json(text, str(config), "an object")
+    known = parse_json(read_text(config), str(config), "an object") if config.is_file() else {}
     return bool(known.get("chat_template")) or any(directory.glob("*chat_template*"))
 
 

@@ -45,9 +45,8 @@ class Gates:
         They are kept for one LM at most; each LM has the same.
         """
         groups = _groups(tuple(sources))
-        kinds = list(dict.fromkeys(sources))
-        fitting = [table for name, table in _default_tables().items() if set(kinds) <= set(table)]
-        table = min(fitting, key=len)
+        known = _default_tables().values()
+        table = min((one for one in known if set(sources) <= set(one)), key=len)
         rows = []
         for number, name in enumerate([*sources, _NONE]):
             row: list[float] = []

@@ -108,7 +108,7 @@ def generate_responses(
     while batch.find_prompts():
         yield from batch.run()
         if batch.single:
-            number, text = batch.single.pop()
+            number, text = batch.pop(batch.single)
             result: Any = generate(
                 model, text, "greedy", acceptance=acceptance, stop_token_ids=stop_token_ids,
                 max_new_tokens=rules.end_of(text) - len(text),
@@ -171,6 +171,7 @@ class _Batch:
         self._longest = self._num_known = 0  # prompt read so far; prompts in the queues
         self._waiting: _Prompts = []  # the longest first
         self.single: _Prompts = []  # likewise, that share no calls with others
+        self._work = self._unread = 0.0  # of all prompts, and of those in the queues
         self._has_rows = max_rows > 1 and self._can_start()
 
     def find_prompts(self) -> bool:
@@ -183,6 +184,8 @@ class _Batch:
                 shares = self._has_rows and self._target.limits.allows_parts(end)
                 if end > len(text):
                     (self._waiting if shares else self.single).append((number, text))
+                    self._unread += self._rules.work(len(text))
+                self._work += self._rules.work(len(text))
             self._num_known += len(texts)
             for queue in (self._waiting, self.single):
                 queue.sort(key=lambda one: (-len(one[1]), -one[0]))
@@ -239,7 +242,7 @@ class _Batch:
                     new = old.new_zeros((layers, rows, heads, int(_GROWTH * capacity), size))
                     new[:, :active, :, :used] = old[:, :active, :, :used]  # zeros, not NaN, beyond
                     setattr(cache, name, new)
-            yield from self._read([waiting.pop() for _ in range(count)], source, shared)
+            yield from self._read([self.pop(waiting) for _ in range(count)], source, shared)
 
     def _find_start(self, prompt: list[int]) -> tuple[_Source, int]:
         """The text that shares most tokens with a prompt, and how many are worth a copy."""
@@ -329,18 +332,15 @@ class _Batch:
                 yield Response(text.number, response, is_whole, states, self._share())
                 self._free(first + row)
 
+    def pop(self, queue: _Prompts) -> tuple[int, list[int]]:
+        """The next prompt of a queue, which leaves it."""
+        self._unread -= self._rules.work(len(queue[-1][1]))
+        return queue.pop()
+
     def _share(self) -> float:
-        """The share of the time that is over, if new tokens take 1.5 times as long as others."""
-
-        def work(read: int, written: int, length: int) -> float:
-            return (read + 1.5 * written) * (1 + length / _BALANCE)
-
-        most = self._rules.max_new_tokens
-        total = sum(work(size, most, size) for size in map(len, self._prompts))
-        unread = (len(prompt) for _, prompt in [*self._waiting, *self.single])
-        left = sum(work(size, most, size) for size in unread)
-        left += sum(work(0, one.end - len(one.tokens), one.start) for one in self._texts)
-        return 1.0 - left / total
+        """The share of the time that is over."""
+        rows = (self._rules.work(0, one.end - len(one.tokens), one.start) for one in self._texts)
+        return 1.0 - (self._unread + sum(rows)) / self._work
 
     def _free(self, row: int) -> None:
         """Remove a text; the last one takes its row. New prompts may continue it."""
@@ -377,6 +377,11 @@ class _Rules:
         """Most tokens of a prompt and its response."""
         end, positions = len(prompt) + self.max_new_tokens, self._target.max_positions
         return end if positions is None else min(end, positions)
+
+    def work(self, read: int, written: int | None = None, length: int | None = None) -> float:
+        """Time of a text's tokens, if new ones take 1.5 times as long; by default of a prompt."""
+        new = self.max_new_tokens if written is None else written
+        return (read + 1.5 * new) * (1 + (length or read) / _BALANCE)
 
     def start(self, number: int, prompt: Sequence[int]) -> Any:
         """The token selector of a response; None for argmax."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.build.bootstrap import LEVEL, SAMPLES, Interval, bootstrap_ratio
+from lattice_bpd.build.bootstrap import SAMPLES, Interval, bootstrap_ratio
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ def compare_paired(
     baseline_calls: npt.ArrayLike,
     *,
     samples: int = SAMPLES,
-    level: float = LEVEL,
     seed: int = 0,
 ) -> PairedTest:
     """Gain in block efficiency over a baseline that decoded the same texts.
@@ -36,14 +35,13 @@ def compare_paired(
     Args:
         calls: (N,) target calls of the strategy, or their time.
         baseline_calls: (N,) of the baseline.
-        samples: of the bootstrap and of the sign-flip test (Fisher 1935).
-        level: of the interval.
+        samples: of the sign-flip test (Fisher 1935).
         seed: of the samples.
 
     Raises:
         ValueError: no texts, or arrays that do not match.
     """
-    gain = bootstrap_ratio(baseline_calls, calls, less=1.0, samples=samples, level=level, seed=seed)
+    gain = bootstrap_ratio(baseline_calls, calls, less=1.0, seed=seed)
     saved = np.asarray(baseline_calls, np.float64) - np.asarray(calls, np.float64)
     signs = np.random.default_rng([seed, 1]).choice([-1.0, 1.0], (samples, len(saved)))
     extreme = np.abs(signs @ saved) >= abs(saved.sum()) - 1e-9
