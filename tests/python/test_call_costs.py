@@ -1,4 +1,4 @@
-"""Times of the target's calls, from a file."""
+"""Times of the target's calls, measured and from a file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,30 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import copy
+
+import numpy as np
 
 from lattice_bpd import FormatError
 from lattice_bpd.build.job import read_costs
+from lattice_bpd.decode import generate
+from lattice_bpd.decode.drafters.call_costs import SIZES, CallCosts, costs_of
+from target_models import COUNT, PROMPTS, build_target
+
+
+def test_times_become_those_of_the_measured_calls():
+    costs = CallCosts()
+    costs.add(0, 9.0)  # the first call of a process is slow
+    for size in SIZES * 200:
+        costs.add(size, 0.02 + 0.001 * size)
+    np.testing.assert_allclose(costs.times(80), 0.02 + 0.001 * np.arange(81), rtol=0.02)
+    assert costs.measured() == pytest.approx({n: 0.02 + 0.001 * n for n in SIZES}, rel=0.02)
+
+
+def test_decoding_measures_its_calls():
+    model = copy.deepcopy(build_target("llama"))
+    generate(model, PROMPTS[0], max_new_tokens=COUNT)
+    assert costs_of(model).of(1).measured()
 
 
 @pytest.mark.parametrize(

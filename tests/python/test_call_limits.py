@@ -16,6 +16,7 @@ from torch import nn
 from lattice_bpd.decode import CustomGenerate, generate
 from planted_drafts import PlantedDrafts, randomize
 from target_models import COUNT, VOCAB, plain_generate
+from test_decode_targets import WatchingHeads
 
 BOUNDARY = 16
 LENGTHS = (5, 14, 15, 16, 17, 24)  # of prompts: before, at and after the boundary
@@ -104,6 +105,19 @@ def test_batches_are_on_one_side_of_a_boundary(kind, refused):
     drafters = [PlantedDrafts(wanted, VOCAB) for prompt, wanted in longer]
     results = generate(model, [prompt for prompt, _ in longer], drafters, max_new_tokens=COUNT)
     assert [one.token_ids for one in results] == [wanted for _, wanted in longer]
+
+
+def test_calls_and_features_of_a_text_that_is_read_again():
+    """Heads are given the features of each token once."""
+    model, (prompt, wanted) = build("phi3"), text_of("phi3", 14)
+    result = generate(model, prompt, "greedy", max_new_tokens=COUNT)
+    assert (result.token_ids, result.stats.target_calls) == (wanted, COUNT)
+    heads = WatchingHeads([prompt + wanted], VOCAB, layers=(0,))  # compares their number
+    heads.seen = {}
+    result = generate(model, prompt, "bpd", heads=heads, max_new_tokens=COUNT)
+    assert (result.token_ids, result.stats.draft_failures) == (wanted, {})
+    assert max(map(len, heads.seen)) > BOUNDARY + 4
+    model(torch.tensor([[1]]))
 
 
 def test_a_model_that_loses_its_text_at_the_boundary_is_refused():

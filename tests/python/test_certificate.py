@@ -143,6 +143,15 @@ def test_noise_is_that_of_plain_forwards():
     assert bounds == (2.5 * noise.logits, 1.3 * max(noise.mean, noise.unit), 2.5 * least)
 
 
+def test_noise_is_measured_in_all_shapes_of_learned_positions():
+    """Positions outside of their table would fail, wrong ones differ by more than rounding."""
+    base, prompt = target("gpt2", torch.float32), [3, 17, 5]
+    text = plain_continuation(base, prompt, max_new_tokens=20)
+    _, noise = follow_text(DraftingModel(base).target, prompt, text, [2, 1])
+    assert noise.shapes == ["one call", "3 copies", "padded", "chunks of 2"]
+    assert noise.logits < 1e-4
+
+
 def test_verdicts_by_hand():
     (result,), _ = with_certificates(target("gpt2", torch.float32), [[3, 17, 5]], count=20)
     given = result.certificate

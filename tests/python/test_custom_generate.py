@@ -37,6 +37,7 @@ def assert_equal_to_plain(kind: str, inputs: dict, **options):
 
 REFUSED = {
     "num_beams": {"num_beams": 3},
+    "num_beams=3": {"num_beams": 3, "do_sample": True},
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 3},
     "assistant_early_exit": {"assistant_early_exit": 1},

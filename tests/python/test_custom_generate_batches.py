@@ -15,7 +15,7 @@ from transformers.generation import logits_process
 from blockwise_models import VOCAB, model_of
 from lattice_bpd.decode import CustomGenerate
 
-EOS, ROWS, NEW = 7, 4, 18
+EOS, PAD, ROWS, NEW = 7, 46, 4, 18
 ENDS = {"eos_token_id": EOS, "pad_token_id": 0}
 
 
@@ -162,6 +162,22 @@ def test_what_couples_rows_is_refused_by_name(name, make, ends):
         for own in (None, CustomGenerate(model_of("trained").head_logits))
     ]  # fmt: skip
     assert outputs[0].tolist() == outputs[1].tolist()
+
+
+class SeesPadding(LogitsProcessor):
+    """Favors a token in all rows while one is padded."""
+
+    def __call__(self, input_ids, scores):
+        scores[:, PAD] = -float("inf")
+        scores[:, 20] += 30.0 * bool((input_ids[:, -1] == PAD).any())
+        return scores
+
+
+def test_processors_are_given_the_padding_of_rows_that_have_ended():
+    with pytest.raises(ValueError, match="CustomGenerate: SeesPadding cannot be honored"):
+        both(lambda: [SeesPadding()], eos_token_id=EOS, pad_token_id=PAD)
+    plain, ours = both(lambda: [SeesPadding()])  # none ends
+    assert ours.tolist() == plain.tolist()
 
 
 def test_several_samples_of_each_prompt_have_its_rules():

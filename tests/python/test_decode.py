@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from itertools import chain
 from typing import Any
@@ -17,6 +18,7 @@ from blockwise_models import VOCAB, model_of, plain_greedy, random_prompts, smal
 from lattice_bpd import DraftConfig
 from lattice_bpd.decode import (
     CustomGenerate,
+    DecodeStats,
     Drafter,
     DraftError,
     DraftWarning,
@@ -27,6 +29,7 @@ from lattice_bpd.decode import (
 from lattice_bpd.decode.huggingface.generate import read_config
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.verify import PrefixTree
+from planted_drafts import plain_continuation
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
@@ -200,6 +203,54 @@ def test_every_row_of_a_batch_gets_its_own_exact_token():
     assert {len(row) for row in rest} >= {3}
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == plain_greedy(model, prompt, 12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"), [("chain", (1, 4)), ("rows", (2, 4)), ("tree", (1, 7)), ("auto", (1, 7))]
+)
+def test_a_layout_is_the_shape_of_every_verifying_call(layout, shape):
+    """Two drafts of three tokens after the exact token; the second is right."""
+    model, wanted, shapes = model_of("llama"), greedy_of("llama", tuple(PROMPT), 24), []
+
+    def two(state):
+        right = [*wanted[len(state.new_tokens) :], *PROMPT][:3]
+        drafts = [[(token + 1) % VOCAB for token in right], right]
+        return PrefixTree.from_drafts(state.tokens[-1], drafts)
+
+    generate(model, PROMPT, "greedy", max_new_tokens=2)  # what is read once for a model
+    embedding = model.base.get_input_embeddings()
+    handle = embedding.register_forward_hook(
+        lambda _module, inputs, _output: shapes.append(tuple(inputs[0].shape))
+    )
+    result = generate(model, PROMPT, Fixed(two), layout=layout, max_new_tokens=20)
+    handle.remove()
+    assert result.token_ids == wanted[:20]
+    assert shapes.count(shape) >= 4
+
+
+def test_heads_are_given_the_dtype_of_the_target():
+    model = copy.deepcopy(model_of("trained"))
+    base = model.base.to(torch.bfloat16)
+    assert model.heads.outer_weight.dtype == torch.float32
+    result = generate(base, PROMPT, "bpd", heads=model.heads, max_new_tokens=20)
+    assert result.token_ids == plain_continuation(base, PROMPT, max_new_tokens=20)
+    assert (result.stats.draft_failures, result.stats.block_efficiency > 1.5) == ({}, True)
+
+
+def test_all_statistics_of_texts_add_up():
+    values = {int: 3, float: 0.5, list: [1, 0], dict: {"a": 2, "b": 1}}
+    once = DecodeStats()
+    for name, value in vars(once).items():
+        setattr(once, name, copy.copy(values[type(value)]))
+    twice = {int: 6, float: 1.0, list: [1, 0, 1, 0], dict: {"a": 4, "b": 2}}
+    total = copy.deepcopy(once)
+    total.merge(once)
+    assert vars(total) == {name: twice[type(value)] for name, value in vars(once).items()}
+    first = DecodeStats()
+    first.merge(once)
+    assert first == once
+    assert (once.relaxed_share, once.repeat_share, once.block_efficiency) == (1.0, 1.0, 1.0)
+    assert (DecodeStats().relaxed_share, DecodeStats().block_efficiency) == (0.0, 0.0)
 
 
 VALUES: dict[str, Any] = {

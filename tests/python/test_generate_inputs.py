@@ -217,6 +217,11 @@ def test_decode_and_custom_generate_name_themselves():
         CustomGenerate(drafter=NoDrafter(), max_nodes=3)
     with pytest.raises(TypeError, match=r"heads is 'tree', .*CustomGenerate\(drafter='tree'\)"):
         CustomGenerate("tree")
+    method = CustomGenerate("medusa")
+    with pytest.raises(
+        TypeError, match=r"^CustomGenerate: heads is a str; .*load_heads\('medusa'\)"
+    ):
+        model_with().generate(torch.tensor([[1, 2]]), custom_generate=method, max_new_tokens=2)
 
 
 PROMPT = [5, 6, 7]

@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 
 from lattice_bpd import NGramLM, _core
+from lattice_bpd.draft import mixture
 from lattice_bpd.draft.mixture import (
     Gates,
     KnownText,
@@ -181,6 +183,30 @@ def test_gates_follow_the_text_and_fit():
     assert len(late) == len(early)
     frozen = _core.Mixture(50, True, [], True, None, 0.0, gates.weights)
     assert result.calls <= replay_text(frozen, text, max_nodes=1).calls
+
+
+def test_gates_are_fitted_by_adam():
+    """Against torch's, by the gradients of autograd."""
+    rng = np.random.default_rng(4)
+    bins = np.stack([rng.permutation(5)[:3] for _ in range(60)]).astype(np.int32)
+    bins[rng.random(bins.shape) < 0.2] = -1
+    active = rng.random((60, 4)) < 0.7
+    active[:, -1] = True
+    probs, start = rng.random((60, 4)) * active, rng.normal(size=(4, 5))
+    fitted = fit_gates(bins, active, probs, 5, start)
+    one_hot = torch.tensor((bins[:, :, None] == np.arange(5)).sum(axis=1), dtype=torch.float64)
+    theta, anchor = torch.tensor(start, requires_grad=True), torch.tensor(start)
+    optimizer = torch.optim.Adam(
+        [theta], mixture._RATE, (mixture._BETA1, mixture._BETA2), mixture._EPSILON
+    )
+    for _ in range(mixture._STEPS):
+        scores = (one_hot @ theta.T).masked_fill(torch.tensor(~active), -torch.inf)
+        q = (scores.softmax(dim=1) * torch.tensor(probs)).sum(dim=1)
+        loss = 0.5 * mixture._L2 * (theta - anchor).square().sum() - q.log().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    np.testing.assert_allclose(fitted, theta.detach().numpy(), atol=1e-3)
 
 
 def test_expected_tokens_are_those_accepted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 import warnings
 
@@ -141,20 +142,23 @@ def with_soft_prompt(model, tokens=2):
     model.prepare_inputs_for_generation = prepare
 
 
-def with_steps(model):
+def with_steps(model, name="input_ids"):
     """Changes what is read after the prompt only."""
     own = model.prepare_inputs_for_generation
 
     def prepare(input_ids, is_first_iteration=False, **kwargs):
         inputs = own(input_ids, is_first_iteration=is_first_iteration, **kwargs)
         if not is_first_iteration:
-            inputs["input_ids"] = (inputs["input_ids"] + 1) % VOCAB
+            inputs[name] = (inputs[name] + 1) % VOCAB
         return inputs
 
     model.prepare_inputs_for_generation = prepare
 
 
-@pytest.mark.parametrize("change", [with_soft_prompt, with_steps])
+@pytest.mark.parametrize(
+    "change",
+    [with_soft_prompt, with_steps, functools.partial(with_steps, name="position_ids")],
+)
 def test_inputs_that_a_model_prepares_in_its_own_way_are_refused(change):
     model = new_llama()
     change(model)

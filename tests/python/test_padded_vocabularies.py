@@ -24,6 +24,7 @@ from target_models import PROMPTS, VOCAB, build_target, generated, plain_generat
 
 SIZES = [VOCAB - 2, VOCAB + 8, 2 * VOCAB]
 FOREIGN = [*PROMPTS[1], VOCAB - 1, VOCAB - 2, 5, VOCAB - 1, 9]  # ids that a smaller source lacks
+FIRST = [*PROMPTS[1], VOCAB - 2, 5, 9]  # the first of them alone
 NEW = 24
 
 
@@ -62,10 +63,10 @@ def test_draft_models(shape: str, size: int) -> None:
         decode(target, prompt, DraftModelDrafter(model, shape=shape), max_new_tokens=NEW)
         for prompt, model in (
             (FOREIGN, resized(target, size)), (PROMPTS[0], resized(target, size)),
-            (PROMPTS[0], target),
+            (PROMPTS[0], target), (FIRST, resized(target, size)),
         )
     ]  # fmt: skip
-    for result, prompt in zip(results, (FOREIGN, PROMPTS[0], PROMPTS[0]), strict=True):
+    for result, prompt in zip(results, (FOREIGN, PROMPTS[0], PROMPTS[0], FIRST), strict=True):
         assert result.token_ids == plain_generate(target, prompt)
         assert not result.stats.draft_failures
     if shape in ("chain", "beam"):

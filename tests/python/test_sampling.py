@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 from transformers import (
+    GenerationConfig,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -234,6 +235,13 @@ def test_torchs_seed_decides_and_drafts_do_not():
     assert method.results[0].stats.block_efficiency > 2.0
     assert sample(CustomGenerate(drafter="mixture")) == first
     assert sample(CustomGenerate(drafter="greedy"), seed=4) != first
+    torch.manual_seed(3)
+    config = GenerationConfig(**options)
+    result = generate(model, IDS[0].tolist(), "greedy", generation_config=config)
+    assert (result.token_ids, result.acceptance) == (first[3:], "sampled")
+    rule = TopKMatch(2)
+    result = generate(model, IDS[0], "greedy", generation_config=config, acceptance=rule)
+    assert result.acceptance == "top_k"
 
 
 def test_greedy_stays_greedy_and_other_rules_are_refused():
@@ -250,3 +258,6 @@ def test_greedy_stays_greedy_and_other_rules_are_refused():
     method = CustomGenerate(drafter="greedy", acceptance=rule)
     model.generate(IDS, custom_generate=method, max_new_tokens=4)
     assert method.results[0].acceptance == "rejection"
+    several = GenerationConfig(do_sample=True, num_return_sequences=2)
+    with pytest.raises(ValueError, match=r"^generate: num_return_sequences=2 cannot be honored"):
+        generate(model, IDS[0], "greedy", generation_config=several)

@@ -16,6 +16,7 @@ from lattice_bpd import (
     sample_tree,
 )
 from lattice_bpd.draft import SharedNoise
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_oracle import LatticeOracle, accept_length_of
 from oracles import random_arpa, read_arpa
@@ -69,6 +70,14 @@ def random_case(
 def tokens_of(drafts: Drafts, row: int) -> list[tuple[int, ...]]:
     listed = drafts.token_ids[row, : int(drafts.counts[row])].tolist()
     return [tuple(token for token in draft if token != Drafts.PAD_TOKEN) for draft in listed]
+
+
+def test_lattices_have_the_top_k_of_the_call_or_of_the_config() -> None:
+    scores = np.random.default_rng(0).normal(size=(1, 2, 5)).astype(np.float32)
+    lattice, best = LatticeInput(np.arange(10).reshape(1, 2, 5), scores), np.argsort(-scores)
+    for top_k, width in ((None, 3), (2, 2), (4, 4)):
+        cut = DraftConfig("tree", top_k=3).lattice_of(lattice, top_k)
+        assert np.array_equal(np.sort(cut.token_ids % 5), np.sort(best[..., :width]))
 
 
 @pytest.mark.parametrize("has_transitions", [True, False])
