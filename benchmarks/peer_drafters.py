@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peer_trees import FloatArray, SlotTree, SuffixAutomaton
 
 from lattice_bpd.decode import DecodeState, Drafter
-from lattice_bpd.decode.drafters.drafter import PerSequence
 from lattice_bpd.decode.drafters.head_candidates import batch_head_logits
 from lattice_bpd.verify import PrefixTree
 
@@ -70,22 +70,18 @@ class SuffixAutomatonDrafter(Drafter):
 
     def __init__(self, draft_length: int) -> None:
         self.max_nodes = draft_length
-        self._automata = PerSequence(_new_automaton)
+        self._automata: WeakKeyDictionary[DecodeState, SuffixAutomaton] = WeakKeyDictionary()
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
         """A chain for each state; None where its last token is new."""
         return [self._propose(state) for state in states]
 
     def _propose(self, state: DecodeState) -> PrefixTree | None:
-        automaton = self._automata.of(state)
+        automaton = self._automata.setdefault(state, SuffixAutomaton())
         for token in state.tokens[len(automaton.text) :]:
             automaton.append(token)
         draft = automaton.continuation(min(self.max_nodes, state.max_draft_length))
         return PrefixTree.from_drafts(state.tokens[-1], [draft]) if draft else None
-
-
-def _new_automaton(_state: DecodeState) -> SuffixAutomaton:
-    return SuffixAutomaton()
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import json
 import os
@@ -84,6 +85,27 @@ def replacing_durably(path: Path) -> Iterator[Path]:
         ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """A block in which no other process locks the folder; the end of the process unlocks it too.
+
+    Raises:
+        BlockingIOError: another one has locked it.
+        OSError: no such folder.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(
+                f"{folder}: another process works here; wait for it, or give another folder"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_special(path: Path) -> bool:

@@ -181,3 +181,20 @@ def test_a_folder_of_another_model_is_kept(
     (folder / "out" / "config.json").write_text("{}")
     assert build(folder) == 2
     assert "is the folder of a model" in capsys.readouterr().err
+
+
+def test_a_second_build_in_a_folder_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would add to the same responses."""
+    advance, codes = ConsoleWatcher.advance, list[int]()
+
+    def build_again(self: ConsoleWatcher, *args: Any, **options: Any) -> None:
+        monkeypatch.setattr(ConsoleWatcher, "advance", advance)
+        codes.append(build(folder))
+        advance(self, *args, **options)
+
+    monkeypatch.setattr(ConsoleWatcher, "advance", build_again)
+    assert build(folder) == 0
+    assert codes == [2]
+    assert re.search(r"error: \S*out: another process works here", capsys.readouterr().err)

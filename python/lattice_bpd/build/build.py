@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from lattice_bpd.atomic_files import write_text
+from lattice_bpd.atomic_files import locked, write_text
 from lattice_bpd.build.call_costs import interpolate_costs, measure_costs
 from lattice_bpd.build.choice import (
     COST_ROUNDS,
@@ -127,20 +127,25 @@ def build_drafter(
         OSError: a file that cannot be read or written.
         FormatError: a file of another format.
     """
+    job.check()
+    _check_folder(job.output, model)
+    job.output.mkdir(parents=True, exist_ok=True)
+    with locked(job.output):
+        return _build(model, tokenizer, job, watcher)
+
+
+def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watcher) -> BuildResult:
     seconds, last = dict[str, float](), time.perf_counter()
 
     def lap(stage: str) -> None:
         nonlocal last
         seconds[stage], last = time.perf_counter() - last, time.perf_counter()
 
-    job.check()
     chats = [job.chats[n] for n in np.random.default_rng(0).permutation(len(job.chats))]
     if job.seconds is not None and chats:
         share = make_plan(model, tokenizer, chats, job).count_fitting(job.seconds)
         chats = chats[: max(FEWEST_CHATS, int(min(1.0, share) * len(chats)))]
         lap("probe")
-    _check_folder(job.output, model)
-    job.output.mkdir(parents=True, exist_ok=True)
     drafting = _check_drafting(model, tokenizer, [*chats, *job.given][0], job)
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
     states = StateFile(job.output / "states.bin", model) if job.heads else None

@@ -155,7 +155,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     class Second(SilentWatcher):
         def advance(self, *_: Any, **__: Any) -> None:
             for other in (job, dataclasses.replace(job, restart=True)):
-                with pytest.raises(BlockingIOError, match="another process trains here"):
+                with pytest.raises(BlockingIOError, match="another process works here"):
                     train_heads(other)
 
     assert train_heads(job, Second()).steps == 12

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -84,39 +83,3 @@ class ModelSizes:
             f"decode: the target {wrong[0]}, {self.source} is for {wrong[1]}; make a drafter for "
             "this model: lattice-bpd build"
         )
-
-
-T = TypeVar("T")
-
-
-class PerSequence(Generic[T]):
-    """One value for each sequence, dropped with its sequence.
-
-    So one drafter can serve several sequences at once. Copies and pickles are empty, because they
-    have none of the sequences.
-
-    Args:
-        make: returns the value of a new sequence; a function or method that pickles.
-    """
-
-    def __init__(self, make: Callable[[DecodeState], T]) -> None:
-        self._make = make
-        self._values: weakref.WeakKeyDictionary[DecodeState, T] = weakref.WeakKeyDictionary()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Without values."""
-        return type(self), (self._make,)
-
-    def of(self, state: DecodeState) -> T:
-        """The value of a sequence, made if there is none."""
-        value = self._values.get(state)
-        return self.renew(state) if value is None else value
-
-    def renew(self, state: DecodeState) -> T:
-        """A new value that replaces the sequence's old one."""
-        value = self._values[state] = self._make(state)
-        return value
-
-    def __len__(self) -> int:
-        """The number of sequences that still exist."""
-        return len(self._values)

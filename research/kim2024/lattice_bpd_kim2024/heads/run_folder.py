@@ -8,23 +8,22 @@ config.json, blockwise_heads.json, ...               the model, when finished
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.atomic_files import check_header, write_json
+from lattice_bpd.atomic_files import check_header, locked, write_json
 
 RECORD = "training.json"
 HEADS = "head_training"
 SELECTOR = "selector_training"  # for heads, which are in the folder too
 TEXTS = ("text.bin", "validation.bin")  # of training and validation, in the folder of the run
-_LOCK = ".lock"
 _VERSION = 1
 
 
@@ -45,7 +44,7 @@ class RunFolder:
     def __init__(self, path: Path, kind: str = HEADS) -> None:
         self.path, self.kind, self.work = path, kind, path / "training"
         self.log, self.plot = path / "losses.jsonl", path / "losses.svg"
-        self._locked: TextIO | None = None
+        self._lock = ExitStack()
 
     def begin(
         self, options: dict[str, Any], base: str | None, *, resume: bool | None, restart: bool
@@ -84,7 +83,8 @@ class RunFolder:
             _compare(self.path, record, options, base)
             if record["finished"]:
                 return True
-        self._lock()
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._lock.enter_context(locked(self.work))
         if record is not None and restart:
             self._clear(record)
         if record is None or restart:
@@ -93,8 +93,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Releases the lock."""
-        if self._locked is not None:
-            self._locked.close()
+        self._lock.close()
 
     def _has_only_text(self) -> bool:
         """Whether the run in the folder ended before it trained or generated anything."""
@@ -102,18 +101,7 @@ class RunFolder:
             names = {path.name for path in self.work.iterdir()}
         except FileNotFoundError:  # finished
             return False
-        return names <= {_LOCK, *TEXTS} and not self.log.exists()
-
-    def _lock(self) -> None:
-        """Locks the folder against a second run for the lifetime of this process."""
-        self.work.mkdir(parents=True, exist_ok=True)
-        self._locked = (self.work / _LOCK).open("w")
-        try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BlockingIOError(
-                f"{self.path}: another process trains here; wait for it, or use another folder"
-            ) from error
+        return names <= set(TEXTS) and not self.log.exists()
 
     def finish(
         self, options: dict[str, Any], base: str, result: dict[str, Any], files: list[str]
@@ -144,7 +132,7 @@ class RunFolder:
         for path in self.work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != _LOCK:
+            else:
                 path.unlink()
         for name in record.get("files", []):
             path = self.path / Path(name).name
