@@ -66,6 +66,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "log_prob": lambda ids: LM.log_prob(ids[1], ids),
     "keep_ids": lambda ids: LM.prune(keep_ids=ids).num_ngrams,
     "from_drafts": lambda ids: PrefixTree.from_drafts(1, [ids, ids]).token_ids,
+    "from_drafts of an array": lambda ids: PrefixTree.from_drafts(
+        1, ids[None] if hasattr(ids, "ndim") else [ids]
+    ).token_ids,
     "from_nodes": lambda ids: PrefixTree.from_nodes(1, ids, TREE, 9).token_ids,
     "generate": lambda ids: generate(MODEL, ids, "mixture", max_new_tokens=6).token_ids,
     "generate in a batch": lambda ids: [

@@ -137,8 +137,6 @@ class PrefixTree(_core.PrefixTree):
             return tree.cut(len(tree), max_depth) if tree.max_depth > max_depth else tree
         exact = check_int("PrefixTree: exact_token", exact_token, 0)
         ids, above = _integers(token_ids, "token_ids"), _integers(parents, "parents")
-        if ids.dtype != above.dtype:
-            ids, above = ids.astype(np.int64), above.astype(np.int64)
         if log_probs is not None:
             log_probs = np.ascontiguousarray(log_probs, np.float32)
         return cls.of(_core.PrefixTree.of_nodes(exact, ids, above, max_depth, log_probs))
@@ -208,10 +206,8 @@ class PrefixTree(_core.PrefixTree):
 
 
 def _integers(values: Any, name: str) -> Any:
-    """An array of int32 or int64."""
-    array: Any = integer_array(values, f"PrefixTree: {name}")
-    is_native = array.dtype == np.int32 or array.dtype == np.int64
-    return array if is_native else array.astype(np.int64)
+    """An int64 array."""
+    return integer_array(values, f"PrefixTree: {name}").astype(np.int64, copy=False)
 
 
 def _rebuild(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +116,7 @@ def _read_token_ids(prompt: Any, tokenizer: Any) -> Tensor:
         ids = integer_array(prompt, "generate: a prompt")
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"generate: a prompt is {_shorten(prompt)}; expected token ids (integers) or a string"
+            f"generate: a prompt is {reprlib.repr(prompt)}; expected token ids or a string"
         ) from error
     return torch.from_numpy(ids.astype(np.int64))
 
@@ -123,7 +124,7 @@ def _read_token_ids(prompt: Any, tokenizer: Any) -> Tensor:
 def _tokenize(text: str, tokenizer: Any) -> Any:
     if tokenizer is None:
         raise TypeError(
-            f"generate: the prompt is text ({_shorten(text)}); give tokenizer=, or token ids"
+            f"generate: the prompt is text ({reprlib.repr(text)}); give tokenizer=, or token ids"
         )
     if callable(tokenizer):  # of transformers
         return tokenizer(text)["input_ids"]
@@ -171,11 +172,6 @@ def _check_kind(value: Any, name: str) -> None:
         )
     if value is None or not hasattr(value, "__len__"):
         raise TypeError(
-            f"generate: {name} is {_shorten(value)}; expected token ids of shape (tokens,), or "
+            f"generate: {name} is {reprlib.repr(value)}; expected token ids of shape (tokens,), or "
             "text with tokenizer="
         )
-
-
-def _shorten(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

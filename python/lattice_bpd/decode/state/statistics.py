@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -88,10 +89,6 @@ class DecodeStats:
         models = ("prompt", "heads", "draft_model", "target")
         return self.seconds.get("total", 0.0) - sum(self.seconds.get(n, 0.0) for n in models)
 
-    def add_seconds(self, name: str, seconds: float) -> None:
-        """Add seconds to a stage."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
     def lap(self, name: str, start: float) -> float:
         """Add the time since `start` of `time.perf_counter` to a stage; returns the time now.
 
@@ -101,9 +98,9 @@ class DecodeStats:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - start
         return now
 
-    def count_scorer_failure(self, kind: str, count: int = 1) -> None:
-        """Count steps in which a scorer failed."""
-        self.scorer_failures[kind] = self.scorer_failures.get(kind, 0) + count
+    def count_scorer_failure(self, kind: str) -> None:
+        """Count a step in which a scorer failed."""
+        self.scorer_failures[kind] = self.scorer_failures.get(kind, 0) + 1
 
     def count_draft_failure(self, kind: str) -> None:
         """Count a step whose draft failed."""
@@ -128,22 +125,14 @@ class DecodeStats:
 
     def merge(self, other: DecodeStats) -> None:
         """Add another run's counts and seconds to this one's."""
-        self.target_calls += other.target_calls
-        self.cached_tokens += other.cached_tokens
-        self.tokens += other.tokens
-        self.accept_lengths += other.accept_lengths
-        self.repeats += other.repeats
-        self.neighbours += other.neighbours
-        self.verified_tokens += other.verified_tokens
-        self.flattened_trees += other.flattened_trees
-        self.relaxed_tokens += other.relaxed_tokens
-        self.regret += other.regret
-        for kind, count in other.scorer_failures.items():
-            self.count_scorer_failure(kind, count)
-        for kind, count in other.draft_failures.items():
-            self.draft_failures[kind] = self.draft_failures.get(kind, 0) + count
-        for name, value in other.seconds.items():
-            self.add_seconds(name, value)
+        for name, value in vars(other).items():
+            own: Any = getattr(self, name)
+            if isinstance(value, dict):
+                for kind, number in value.items():
+                    own[kind] = own.get(kind, 0) + number
+            else:
+                own += value  # a list in place
+                setattr(self, name, own)
 
 
 class Stage:

@@ -80,8 +80,7 @@ class Warp:
         probabilities = _softmax(scores)
         size = len(scores)
         for count in (min(_MOST_LIKELY, size), size):
-            order = np.argpartition(-probabilities, count - 1)[:count] if count < size else None
-            order = np.arange(size) if order is None else order
+            order = np.argpartition(-probabilities, count - 1)[:count]
             order = order[np.lexsort((order, -probabilities[order]))]
             before = np.cumsum(probabilities[order]) - probabilities[order]
             if count == size or before[-1] >= self.top_p:
