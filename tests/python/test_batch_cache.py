@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from transformers import LlamaConfig, StaticCache
 
 from lattice_bpd.verify import batch_cache
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
-from lattice_bpd.verify.cache import RepeatedRows, copy_on_device, move_on_device
+from lattice_bpd.verify.cache import RepeatedRows, copy_on_device, move_in_layers, move_on_device
 
 
 def make_cache(batch: int, width: int, seed: int = 0) -> StackedCache:
@@ -121,3 +123,21 @@ def test_accelerators_copy_and_move_as_the_core_does() -> None:
             move_on_device(buffer, start, slots)
         assert torch.equal(ours.keys, theirs.keys)
         assert torch.equal(ours.values, theirs.values)
+
+
+def test_moves_in_layers_are_those_of_every_tensor() -> None:
+    """Layers of sparse attention have keys of their indexer as well, (B, positions, D)."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        shapes = {"keys": (3, 2, 9, 4), "values": (3, 2, 9, 5), "indexer_keys": (3, 9, 4)}
+        tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
+        layer = SimpleNamespace(**{name: part.clone() for name, part in tensors.items()})
+        count, start = (int(number) for number in rng.integers(1, 5, 2))
+        sources = rng.integers(0, 9, (3, count)).tolist()
+        move_in_layers(SimpleNamespace(layers=[layer]), start, sources)
+        for name, part in tensors.items():
+            wanted = part.clone()
+            for row, positions in enumerate(sources):
+                for index, source in enumerate(positions):
+                    wanted[row, ..., start + index, :] = part[row, ..., source, :]
+            assert torch.equal(getattr(layer, name), wanted), name
