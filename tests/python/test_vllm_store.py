@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from fake_vllm import VOCAB, Request, Target, config_of, draft_freely, is_right, vllm
+from lattice_bpd_vllm import served_texts
 from lattice_bpd_vllm.proposer import LatticeProposer
 from lattice_bpd_vllm.served_texts import ServedTexts
 
@@ -105,6 +107,54 @@ def test_memory_is_bounded_over_all_tenants(rng: np.random.Generator) -> None:
     assert len(tokens) <= 1001
     assert 299 in tokens  # the latest ones
     assert 270 not in tokens
+
+
+def test_a_text_is_in_the_file_without_an_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Engines kill their workers, and no request may follow."""
+    monkeypatch.setattr(served_texts, "_SAVE_SECONDS", 0.0)
+    file = tmp_path / "folder" / "served"
+    file.parent.mkdir()
+    served = ServedTexts(5000, VOCAB, file)
+    for number in range(2):
+        add_and_wait(served, [number, 2, 3])
+        assert texts_of(ServedTexts(5000, VOCAB, file)) == texts_of(served)
+    file.unlink()
+    file.parent.rmdir()
+    for _ in range(2):
+        add_and_wait(served, [5])
+    (line,) = caplog.messages
+    assert "texts served are not kept" in line
+    assert str(file) in line
+
+
+def add_and_wait(served: ServedTexts, token_ids: list[int]) -> None:
+    with served._saving:
+        served.add("", np.array(token_ids, np.int32))
+        timer = served._timer
+    assert timer is not None
+    timer.join()
+
+
+def test_servers_that_share_a_file_leave_one_that_is_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, write, process = tmp_path / "served", np.savez, os.getpid()
+    small, large = ServedTexts(5000, VOCAB, file), ServedTexts(5000, VOCAB, file)
+    small.add("", np.arange(9, dtype=np.int32))
+    large.add("", np.arange(900, dtype=np.int32) % VOCAB)
+
+    def write_between(*args: Any, **content: Any) -> None:
+        monkeypatch.setattr(np, "savez", write)
+        with monkeypatch.context() as other:  # another process
+            other.setattr(os, "getpid", lambda: process + 1)
+            large.save()
+        write(*args, **content)
+
+    monkeypatch.setattr(np, "savez", write_between)
+    small.save()
+    assert texts_of(ServedTexts(5000, VOCAB, file)) == texts_of(small)
 
 
 def test_a_file_holds_what_memory_holds(tmp_path: Path, rng: np.random.Generator) -> None:

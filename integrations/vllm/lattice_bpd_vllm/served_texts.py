@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import time
+import logging
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.atomic_files import replacing
+from lattice_bpd.atomic_files import replacing_durably
 from lattice_bpd.draft.mixture import split_texts
 from lattice_bpd_vllm.options import CONFIG_KEY
 
 _FORMAT = "lattice-bpd served texts 1"
-_SAVE_SECONDS = 60.0  # least time between two writes of the file
+_SAVE_SECONDS = 10.0  # from a text to the file, which has all of the meantime
+_LOGGER = logging.getLogger("vllm.lattice_bpd")  # vLLM shows the loggers below "vllm"
 
 
 class ServedTexts:
@@ -27,7 +29,9 @@ class ServedTexts:
         max_tokens: tokens of all tenants together; those of the tenant that was served least
             recently are dropped first, and of a single tenant its oldest.
         vocab_size: V of the target.
-        file: where the texts are kept; read now if it is there. None: memory only.
+        file: where the texts are kept; read now if it is there, and written by a thread: engines
+            kill their workers at the end. Of several writers the last one's texts remain. None:
+            memory only.
 
     Raises:
         OSError: the file cannot be read.
@@ -38,7 +42,8 @@ class ServedTexts:
         self._max_tokens, self._vocab_size, self._file = max_tokens, vocab_size, file
         self._stores: dict[str, _core.TextStore] = {}  # served least recently first
         self._sizes: dict[str, int] = {}
-        self._is_saved, self._saved_at = True, time.monotonic()
+        self._timer: threading.Timer | None = None  # while the file lacks a text
+        self._saving, self._has_failed = threading.Lock(), False
         if file is not None:
             if not file.parent.is_dir():
                 raise FileNotFoundError(
@@ -58,7 +63,36 @@ class ServedTexts:
         return store
 
     def add(self, tenant: str, token_ids: npt.NDArray[np.int32]) -> None:
-        """Add a text (T,); write the file if the last time is long ago."""
+        """Add a text (T,), which is in the file some seconds later."""
+        self._keep(tenant, token_ids)
+        if self._file is not None and self._timer is None:
+            self._timer = threading.Timer(_SAVE_SECONDS, self.save)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def save(self) -> None:
+        """Write the file, if there is one and it lacks a text; the first error is logged."""
+        with self._saving:
+            timer, self._timer = self._timer, None  # texts from now on are for the next one
+            if self._file is None or timer is None:
+                return
+            timer.cancel()
+            stores = list(self._stores.items())
+            texts: dict[str, Any] = {
+                f"texts{n}": store.tokens() for n, (_, store) in enumerate(stores)
+            }
+            try:
+                with replacing_durably(self._file) as temporary, temporary.open("wb") as output:
+                    np.savez(
+                        output, format=np.array(_FORMAT), vocab_size=np.array(self._vocab_size),
+                        tenants=np.array([name for name, _ in stores], np.str_), **texts,
+                    )  # fmt: skip
+            except OSError as error:
+                if not self._has_failed:
+                    _LOGGER.warning("lattice-bpd: texts served are not kept: store: %s", error)
+                self._has_failed = True
+
+    def _keep(self, tenant: str, token_ids: npt.NDArray[np.int32]) -> None:
         self.store_of(tenant).add(token_ids)
         size = self._sizes.get(tenant, 0) + len(token_ids) + 1
         self._sizes[tenant] = min(size, self._max_tokens)
@@ -67,27 +101,6 @@ class ServedTexts:
                 break
             del self._stores[oldest]
             self._sizes.pop(oldest, None)
-        self._is_saved = False
-        if time.monotonic() - self._saved_at >= _SAVE_SECONDS:
-            self.save()
-
-    def save(self) -> None:
-        """Write the file, if there is one and it lacks a text.
-
-        Raises:
-            OSError: it cannot be written; the next time is after the usual interval.
-        """
-        if self._file is None or self._is_saved:
-            return
-        self._is_saved, self._saved_at = True, time.monotonic()
-        texts: dict[str, Any] = {
-            f"texts{n}": store.tokens() for n, store in enumerate(self._stores.values())
-        }
-        with replacing(self._file) as temporary, temporary.open("wb") as output:
-            np.savez(
-                output, format=np.array(_FORMAT), vocab_size=np.array(self._vocab_size),
-                tenants=np.array(list(self._stores), np.str_), **texts,
-            )  # fmt: skip
 
     def _load(self, file: Path) -> None:
         try:
@@ -110,8 +123,7 @@ class ServedTexts:
             )
         for tenant, tokens in texts.items():
             for text in split_texts(tokens):
-                self.add(tenant, np.ascontiguousarray(text, np.int32))
-        self._is_saved = True
+                self._keep(tenant, np.ascontiguousarray(text, np.int32))
 
 
 def tenant_of(request: Any) -> str:
