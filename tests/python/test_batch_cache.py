@@ -26,6 +26,11 @@ def make_cache(batch: int, width: int, seed: int = 0) -> StackedCache:
     return StackedCache(keys, values, width)
 
 
+def repeat(cache: StackedCache, sequences: list[int]) -> StackedCache:
+    """A plain copy."""
+    return StackedCache(cache.keys[:, sequences], cache.values[:, sequences], cache.width)
+
+
 def same(rows: StackedCache, wanted: StackedCache) -> bool:
     """Whether the slots in use hold the same."""
     return rows.width == wanted.width and all(
@@ -63,7 +68,7 @@ def test_copies_of_rows_are_forgotten_with_what_they_copy(monkeypatch: pytest.Mo
         check()
 
     def check() -> None:
-        assert same(state.repeated([0, 0, 1], 4), cache.repeat_sequences([0, 0, 1], 4))
+        assert same(state.repeated([0, 0, 1], 4), repeat(cache, [0, 0, 1]))
 
     step([[0, 1], [0, 1], [0, 1]])
     state.roll_back([1, 1, 1])
@@ -98,7 +103,7 @@ def test_rows_are_what_a_copy_would_be(batch: int) -> None:
         num_free = int(rng.integers(1, 9))
         repeated = rows.repeat(cache, sequences, num_free)
         assert repeated.keys.shape[3] >= cache.width + num_free
-        assert same(repeated, cache.repeat_sequences(sequences, num_free))
+        assert same(repeated, repeat(cache, sequences))
         for part in (repeated.keys, repeated.values):  # the call writes after these positions, ..
             part[:, :, :, cache.width : cache.width + num_free] = torch.randn(())
         chosen = rng.integers(0, len(sequences), batch).tolist()

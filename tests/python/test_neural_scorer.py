@@ -168,14 +168,15 @@ def test_scorer_drafter_refuses(options, message):
         ScorerDrafter(PlainScorer(None), **options)
 
 
-def test_neural_rescorer_reads_the_prompt_once_and_one_token_a_call():
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_neural_rescorer_reads_the_prompt_once_and_a_token_of_each_draft_a_call(num_drafts):
     model = trained_model()
     scorer = NeuralScorer(model)  # the target itself: its drafts are accepted but for the top k
-    drafter = ScorerDrafter(scorer, top_k=8, alpha=5.0)
+    drafter = ScorerDrafter(scorer, top_k=8, alpha=5.0, num_drafts=num_drafts)
     result = decode(model, PROMPT, drafter, max_new_tokens=40)
     steps = result.stats.target_calls - 1
     assert scorer.calls <= model.num_slots * steps
-    # Each step's draft but its last token, the exact token, and that last one where it was kept.
-    most = len(PROMPT) + steps * (model.num_slots + 1)
+    # Each step's drafts but their last tokens, the exact token, and a last one where it was kept.
+    most = len(PROMPT) + steps * (num_drafts * (model.num_slots - 1) + 2)
     assert scorer.tokens_read <= most
     assert result.stats.block_efficiency > 3

@@ -191,13 +191,9 @@ class StackedCache(Cache):
 
     def select_sequences(self, sequences: Sequence[int]) -> None:
         """Keep the sequences of these indices; one may be kept several times."""
-        index = self.index(sequences)
+        index = torch.tensor(sequences, device=self.keys.device)
         self.keys = self.keys.index_select(1, index)
         self.values = self.values.index_select(1, index)
-
-    def index(self, sequences: Sequence[int]) -> Tensor:
-        """Indices of sequences on the cache's device, (R,) int64."""
-        return torch.tensor(sequences, device=self.keys.device)
 
     def new_buffers(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
         """Uninitialized buffers for keys and values of so many rows and positions."""
@@ -211,14 +207,6 @@ class StackedCache(Cache):
         """A cache of this width over other buffers, whose row r repeats sequences[r]."""
         del sequences
         return StackedCache(keys, values, self.width)
-
-    def repeat_sequences(self, sequences: Sequence[int], num_free: int) -> StackedCache:
-        """A new cache of R rows, row r a copy of `sequences[r]`, with `num_free` free positions."""
-        copies = self.new_buffers(len(sequences), self.width + num_free)
-        index = self.index(sequences)
-        for copy, buffer in zip(copies, (self.keys, self.values), strict=True):
-            copy[:, :, :, : self.width] = buffer[:, :, :, : self.width].index_select(1, index)
-        return self.over(*copies, sequences)
 
     def append_rows(self, other: StackedCache, rows: Sequence[int], count: int) -> None:
         """Append `count` positions of other's rows, one row for each of B sequences."""

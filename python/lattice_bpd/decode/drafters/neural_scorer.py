@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lattice_bpd.decode.drafters.cached_reader import NUM_FREE, CachedReader, ReadTexts
+from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
 from lattice_bpd.draft.scorers.protocol import Int32Array, Int64Array, TransitionScorer
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
+from lattice_bpd.verify.batch_cache import BatchCache
 
 _UNSEEN = -1000.0  # ln P of token ids that only the target has, as of n-gram LMs
 
@@ -31,14 +31,11 @@ class NeuralState:
         cache: covers all tokens of each.
         tokens: the tokens of each.
         log_probs: (R, V) float, ln P of the token after each.
-        base: the state whose cache was copied, which the next `start` extends; None if the cache
-            is not a copy.
     """
 
     cache: BatchCache
     tokens: list[list[int]]
     log_probs: Tensor
-    base: NeuralState | None = None
 
 
 class NeuralScorer(TransitionScorer):
@@ -120,26 +117,13 @@ class NeuralScorer(TransitionScorer):
         tokens = [[*state.tokens[row], token] for row, token in pairs]
         self._reader.check(tokens)
         self._kept = None
-        cache, base = state.cache, state.base
         if chosen != list(range(len(state.tokens))):
-            cache, base = _branch(state, chosen)
-        logits = self._reader.read(cache, self._reader.known([[t] for t in token_ids.tolist()]))
-        advanced = NeuralState(cache, tokens, _log_probs(logits), base)
-        self._kept = advanced if base is None else base
-        return advanced
+            state.cache.keep_sequences(chosen)
+        new = self._reader.known([[token] for token in token_ids.tolist()])
+        logits = self._reader.read(state.cache, new)
+        self._kept = NeuralState(state.cache, tokens, _log_probs(logits))
+        return self._kept
 
 
 def _log_probs(logits: Tensor) -> Tensor:
     return logits.float().log_softmax(dim=-1)
-
-
-def _branch(state: NeuralState, rows: list[int]) -> tuple[BatchCache, NeuralState | None]:
-    """A cache whose row r is row rows[r] of the state's, and the base of the new state."""
-    old = state.cache
-    if state.base is not None or not isinstance(old.cache, StackedCache):  # others cannot be copied
-        old.keep_sequences(rows)
-        return old, state.base
-    cache = old.cache.repeat_sequences(rows, NUM_FREE)
-    copied = BatchCache(cache, [old.lengths[row] for row in rows])
-    copied.positions = None if old.positions is None else old.positions[rows]
-    return copied, state
