@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from lattice_bpd.cli.options import add_command
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.options import Commands
-    from lattice_bpd_conformance.servers import Answers
+    from lattice_bpd.openai_server import OpenAIServer
+    from lattice_bpd_conformance.servers import Answers, Prompt
 
 _EXAMPLE = """examples:
   lattice-bpd generate MODEL --prompt 'def main(argv):' --certificate text.json
@@ -111,8 +113,16 @@ def _check_file(file: Path, directory: Path) -> None:
 
 
 def _compare_servers(args: argparse.Namespace) -> None:
+    """Refuses what it can before a server answers all prompts, which takes minutes."""
     from lattice_bpd.atomic_files import write_json
-    from lattice_bpd_conformance.servers import compare_answers
+    from lattice_bpd.cli.files import check_output
+    from lattice_bpd.openai_server import OpenAIServer
+    from lattice_bpd_conformance.servers import (
+        check_baseline,
+        compare_answers,
+        find_logprobs,
+        read_answers,
+    )
 
     if not args.prompts:
         raise ValueError("certify: --server needs prompts; expected --prompts FILE")
@@ -122,18 +132,30 @@ def _compare_servers(args: argparse.Namespace) -> None:
         raise ValueError(
             f"certify: --max-tokens is {max_tokens}, --parallel {parallel}; expected 1 or more"
         )
-    if args.baseline is None:
-        if args.output is None:
-            raise ValueError(
-                "certify: nothing to compare with; expected --baseline URL, or -o FILE to keep the "
-                "server's answers as a baseline"
-            )
-        answers = _collect(args, args.server, max_tokens, parallel, twice=True)
+    if args.output is not None:
+        check_output(args.output, takes_devices=True)
+    elif args.baseline is None:
+        raise ValueError(
+            "certify: nothing to compare with; expected --baseline URL, or -o FILE to keep the "
+            "server's answers as a baseline"
+        )
+    prompts = _read_prompts(args)
+    baseline, urls = None, [args.server]
+    if (args.baseline or "").startswith(("http://", "https://")):
+        urls.append(args.baseline)
+    elif args.baseline is not None:
+        baseline = read_answers(Path(args.baseline))
+        check_baseline(baseline, prompts, max_tokens)
+    servers = [OpenAIServer(url, args.model) for url in urls]
+    logprobs = [find_logprobs(one, prompts[0]) for one in servers]
+    collect = partial(_collect, prompts=prompts, max_tokens=max_tokens, parallel=parallel)
+    if len(servers) > 1:
+        baseline = collect(servers[1], logprobs=logprobs[1], twice=True)
+    answers = collect(servers[0], logprobs=logprobs[0], twice=baseline is None)
+    if baseline is None:
         write_json(args.output, answers.to_dict())
         print(f"{args.output}: answers to {len(answers.first)} prompts, for --baseline")
         return
-    baseline = _baseline(args, max_tokens, parallel)
-    answers = _collect(args, args.server, max_tokens, parallel, twice=False)
     report = compare_answers(answers, baseline)
     print(report.describe())
     if args.output is not None:
@@ -145,33 +167,24 @@ def _compare_servers(args: argparse.Namespace) -> None:
         )
 
 
-def _baseline(args: argparse.Namespace, max_tokens: int, parallel: int) -> Answers:
-    from lattice_bpd_conformance.servers import read_answers
-
-    if args.baseline.startswith(("http://", "https://")):
-        return _collect(args, args.baseline, max_tokens, parallel, twice=True)
-    return read_answers(Path(args.baseline))
-
-
-def _collect(
-    args: argparse.Namespace, url: str, max_tokens: int, parallel: int, *, twice: bool
-) -> Answers:
-    from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.openai_server import OpenAIServer
+def _read_prompts(args: argparse.Namespace) -> list[Prompt]:
     from lattice_bpd.train.responses.prompts import read_chats
-    from lattice_bpd_conformance.servers import collect_answers
 
-    prompts: list[Any] = []
+    prompts: list[Prompt] = []
     for file in args.prompts:
         for chat in read_chats(file):
             messages = chat.messages[: chat.prompt_ends()[0]]
             texts = [str(one["content"]) for one in messages]
             prompts.append("\n\n".join(texts) if args.no_chat else messages)
+    return prompts
+
+
+def _collect(server: OpenAIServer, **options: Any) -> Answers:
+    from lattice_bpd.cli.progress import ConsoleWatcher, make_console
+    from lattice_bpd_conformance.servers import collect_answers
+
     watcher = ConsoleWatcher(make_console(), {})
     try:
-        return collect_answers(
-            OpenAIServer(url, args.model), prompts, max_tokens, parallel=parallel, twice=twice,
-            watcher=watcher,
-        )  # fmt: skip
+        return collect_answers(server, watcher=watcher, **options)
     finally:
         watcher.close()

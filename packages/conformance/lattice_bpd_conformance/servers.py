@@ -59,6 +59,11 @@ def read_answers(path: Path) -> Answers:
         OSError: the file cannot be read.
         FormatError: another file.
     """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path}: no such file; expected answers that certify -o wrote, or a server's address, "
+            "which begins with http:// or https://"
+        )
     try:
         content = check_header(json.loads(path.read_text(encoding="utf-8")), FORMAT, VERSION)
         for name in ("first", "again"):
@@ -83,6 +88,7 @@ def collect_answers(
     prompts: Sequence[Prompt],
     max_tokens: int,
     *,
+    logprobs: int,
     parallel: int,
     twice: bool,
     watcher: Watcher | None = None,
@@ -93,6 +99,7 @@ def collect_answers(
         server: to ask.
         prompts: texts or messages.
         max_tokens: of an answer.
+        logprobs: of `find_logprobs`.
         parallel: requests at a time.
         twice: whether to ask again, with another number of requests at a time.
         watcher: receives progress: stages named by the server's address.
@@ -100,8 +107,7 @@ def collect_answers(
     Raises:
         ServerError: no answer, or a refusal.
     """
-    watcher = watcher or SilentWatcher()
-    model, logprobs = server.model, _find_logprobs(server, prompts[0])
+    watcher, model = watcher or SilentWatcher(), server.model
 
     def ask(prompt: Prompt) -> Completion:
         return server.complete(prompt, max_tokens, logprobs=logprobs)
@@ -118,8 +124,12 @@ def collect_answers(
     return Answers(server.url, model, max_tokens, tuple(prompts), *runs)
 
 
-def _find_logprobs(server: OpenAIServer, prompt: Prompt) -> int:
-    """How many log probabilities to ask for: 0 where the server refuses requests with them."""
+def find_logprobs(server: OpenAIServer, prompt: Prompt) -> int:
+    """How many log probabilities to ask for: 0 where the server refuses requests with them.
+
+    Raises:
+        ServerError: no answer, or a refusal.
+    """
     try:
         server.complete(prompt, 1, logprobs=_TOP)
     except ServerError as error:
@@ -258,6 +268,18 @@ def _describe_difference(one: Difference) -> str:
     )
 
 
+def check_baseline(baseline: Answers, prompts: Sequence[Prompt], max_tokens: int) -> None:
+    """Raise ValueError unless answers are to these prompts, of such lengths, and twice."""
+    if (tuple(prompts), max_tokens) != (baseline.prompts, baseline.max_tokens):
+        raise ValueError(
+            f"the answers of {baseline.server} are to {len(baseline.prompts)} other prompts, or of "
+            f"{baseline.max_tokens} instead of {max_tokens} tokens; expected the same "
+            "--prompts, --max-tokens and --no-chat"
+        )
+    if len(baseline.again) != len(baseline.first):
+        raise ValueError(f"{baseline.server}: no second answers; expected two to each prompt")
+
+
 def compare_answers(server: Answers, baseline: Answers) -> ServerReport:
     """How far a server's answers are those of a baseline.
 
@@ -268,14 +290,7 @@ def compare_answers(server: Answers, baseline: Answers) -> ServerReport:
     Raises:
         ValueError: other prompts or lengths, or no second answers.
     """
-    if (server.prompts, server.max_tokens) != (baseline.prompts, baseline.max_tokens):
-        raise ValueError(
-            f"the answers of {baseline.server} are to {len(baseline.prompts)} other prompts, or of "
-            f"{baseline.max_tokens} instead of {server.max_tokens} tokens; expected the same "
-            "--prompts, --max-tokens and --no-chat"
-        )
-    if len(baseline.again) != len(baseline.first):
-        raise ValueError(f"{baseline.server}: no second answers; expected two to each prompt")
+    check_baseline(baseline, server.prompts, server.max_tokens)
     noise = _noise(baseline.again, baseline.first)
     bound = None if noise is None else max(_NOISE_FACTOR * noise, _LEAST_BOUND)
     return ServerReport(

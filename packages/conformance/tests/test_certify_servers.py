@@ -192,6 +192,26 @@ def test_arguments_are_checked(
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--server", "http://127.0.0.1:9"), "is it running, and is this its address?"),
+        (("--server", "localhost:8000"), "expected a server's address, such as http://"),
+        (("--baseline", "http://127.0.0.1:9"), "is it running, and is this its address?"),
+        (("--baseline", "localhost:8000"), "localhost:8000: no such file; expected answers"),
+        (("-o", "none/report.json"), "there is no folder"),
+    ],
+)
+def test_mistakes_are_refused_before_a_server_answers_all_prompts(
+    certify: Any, options: tuple[str, ...], message: str
+) -> None:
+    server, baseline = Fake(), Fake()
+    status, _, text = certify(server, baseline, *options)
+    assert status == 2
+    assert message in text
+    assert server.calls.total() + baseline.calls.total() <= 2  # tokens
+
+
+@pytest.mark.parametrize(
     ("tokens", "finish", "kind", "position"),
     [
         ((" b", " a", " a"), "length", "near-tie", 0),
