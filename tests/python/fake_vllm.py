@@ -188,6 +188,8 @@ def config_of(**options: Any) -> SimpleNamespace:
 class VllmConfig:
     """As far as options are read; `use_v2_model_runner` is a property of vLLM's."""
 
+    model_config: Any = None
+
     def __init__(
         self, additional_config: Any, speculative_config: Any = None, is_v2: bool = True
     ) -> None:

@@ -379,7 +379,8 @@ def test_options_that_no_drafter_of_ours_reads_are_logged(
     is_used = method == "custom_class" or (is_v2 and method in ("ngram", "ngram_gpu", "dflash"))
     for _ in range(2):  # vLLM copies it
         kind({"lattice_bpd": {}, "gdn_prefill_backend": "triton"}, speculative, is_v2)
-    kind({}, speculative, is_v2)
+    if method != "custom_class":
+        kind({}, speculative, is_v2)
     assert len(caplog.records) == (0 if is_used else 1)
     assert is_used or 'ignored; expected --speculative-config \'{"method": "custom_class"' in (
         caplog.text
@@ -387,6 +388,46 @@ def test_options_that_no_drafter_of_ours_reads_are_logged(
     assert is_used or (repr(method) if method else "no --speculative-config") in caplog.text
     kind({"lattice_bpd": {}}, SimpleNamespace(method="custom_class", model=OTHER), is_v2)
     assert "custom_class is mine.Proposer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("additional", "message"),
+    [
+        ({}, "options are None; expected an object"),
+        ({"lattice_bpd": "my-drafter"}, "options are 'my-drafter'; expected an object"),
+        ({"lattice_bpd": {"directry": "a"}}, "'directry'; did you mean 'directory'"),
+        ({"lattice_bpd": {"draft": "tree"}}, "draft is 'tree'; expected one of mixture"),
+    ],
+)
+@pytest.mark.parametrize("method", ["custom_class", "ngram_gpu"])
+def test_wrong_options_are_refused_before_an_engine_starts(
+    additional: dict[str, Any], message: str, method: str, seam: Any
+) -> None:
+    runner_v2.register()
+    kind: Any = sys.modules["vllm.config"].VllmConfig  # type: ignore[attr-defined]
+    speculative = SimpleNamespace(method=method, model=OURS)
+    if additional or method == "custom_class":
+        with pytest.raises((TypeError, ValueError), match=message):
+            kind(additional, speculative, method == "ngram_gpu")
+    kind({"lattice_bpd": {"lm": "a.lm"}}, speculative, method == "ngram_gpu")
+    kind(additional, SimpleNamespace(method="medusa", model=OURS), False)
+
+
+def test_heads_among_the_weights_of_the_model_are_refused(
+    seam: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM would not find their parameters in the model; with an index it reads what that lists."""
+    runner_v2.register()
+    kind: Any = sys.modules["vllm.config"].VllmConfig  # type: ignore[attr-defined]
+    monkeypatch.setattr(kind, "model_config", SimpleNamespace(model=str(tmp_path)))
+    given: dict[str, Any] = {"lattice_bpd": {}}
+    speculative = SimpleNamespace(method="custom_class", model=OURS)
+    kind(given, speculative)
+    (tmp_path / "heads.json").write_text("{}")
+    with pytest.raises(ValueError, match="has draft heads, which vLLM would load as weights"):
+        kind(given, speculative)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    kind(given, speculative)
 
 
 @pytest.mark.parametrize("name", ["lattice-bpd", "latice_bpd", "Lattice_BPD", "lm", "directory"])

@@ -38,7 +38,7 @@ from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 from lattice_bpd_vllm.runner_v1 import LOGGER, TESTED_VERSIONS
 from lattice_bpd_vllm.slot_sources import check_vocabulary
 from lattice_bpd_vllm.step_drafter import StepDrafter
-from lattice_bpd_vllm.support import warn_of_unused_options
+from lattice_bpd_vllm.support import check_options
 from lattice_bpd_vllm.targets import TargetInfo
 
 _SEAM = "vllm.v1.worker.gpu.spec_decode"
@@ -285,7 +285,7 @@ def _to_pinned(values: Tensor) -> Tensor:
 
 def register() -> None:
     """The general plug-in of vLLM; wraps `init_speculator` and the check of options, once."""
-    warn_of_unused_options(importlib.import_module("vllm.config").VllmConfig)
+    check_options(importlib.import_module("vllm.config").VllmConfig)
     try:
         seam = importlib.import_module(_SEAM)
     except ImportError:  # a release without model runner V2

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+from lattice_bpd.models.checkpoint import find_own_loader
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 from lattice_bpd_vllm.runner_v1 import LOGGER
 from lattice_bpd_vllm.targets import TargetInfo
@@ -15,8 +17,12 @@ _CLASS = "lattice_bpd_vllm.LatticeProposer"
 _NAMES = frozenset(one.name for one in fields(DrafterOptions))
 
 
-def warn_of_unused_options(config_class: Any) -> None:
-    """Wraps a `VllmConfig` class: configurations log what they give our drafters in vain; once."""
+def check_options(config_class: Any) -> None:
+    """Wraps a `VllmConfig` class, so that wrong options end a server before it starts an engine.
+
+    Configurations raise what `DrafterOptions` raises, where a drafter of ours reads them, and log
+    what they give our drafters in vain; once.
+    """
     check = config_class.__post_init__
     if getattr(check, "_wrapped_by_lattice_bpd", False):
         return
@@ -26,9 +32,28 @@ def warn_of_unused_options(config_class: Any) -> None:
         check(self, *args)
         for line in unused_options(self):
             _warn_once(line)
+        if self.speculative_config is not None and _reason(self) is None:
+            additional = self.additional_config
+            given = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
+            if given is not None or self.speculative_config.method == "custom_class":
+                DrafterOptions.from_mapping(given)
+                if self.model_config is not None:
+                    _check_folder(Path(self.model_config.model))
 
     checked._wrapped_by_lattice_bpd = True  # type: ignore[attr-defined]
     config_class.__post_init__ = checked
+
+
+def _check_folder(model: Path) -> None:
+    """Raise ValueError for heads among the weights of the target, all of which vLLM reads."""
+    if (
+        not (model / "model.safetensors.index.json").exists()  # lists what is read
+        and find_own_loader(model) is not None
+    ):
+        raise ValueError(
+            f"{CONFIG_KEY}: the model's folder {model} has draft heads, which vLLM would load as "
+            "weights of the model; expected them in a folder of their own"
+        )
 
 
 @functools.cache  # vLLM copies its configuration
