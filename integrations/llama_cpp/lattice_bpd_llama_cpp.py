@@ -23,6 +23,7 @@ from lattice_bpd.lm.ngram import NGramLM
 
 _ANY = 1 << 21  # more tokens than any model has
 _ROUNDS = 5  # measurements of each call
+_LEAST_SHARED = 0.9  # of the token ids of model and LM; some may be padding
 _GOOD = 0.9  # probability of each token of a good draft
 _LEAST_GAIN = 1.15  # in tokens per second, expected of good drafts, and of each that is proposed
 _LOGGER = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ def load(path: str, lm: NGramLM | None = None, *, num_tokens: int = 10, **option
 
     Raises:
         ImportError: llama-cpp-python is not installed.
-        ValueError: as `NGramDraftModel.of`.
+        TypeError, ValueError: as `NGramDraftModel.of`.
     """
     from llama_cpp import Llama
 
@@ -90,7 +91,8 @@ class NGramDraftModel:
         pays: whether drafts are proposed.
 
     Raises:
-        ValueError: an option out of range.
+        TypeError: lm is no NGramLM.
+        ValueError: an option out of range, or an LM of another model.
     """
 
     def __init__(
@@ -111,6 +113,15 @@ class NGramDraftModel:
             raise ValueError(
                 f"NGramDraftModel: costs are {list(costs)}; expected {num_tokens + 1} times above 0"
             )
+        if lm is not None and not isinstance(lm, NGramLM):
+            raise TypeError(f"NGramDraftModel: lm is {lm!r}; expected an NGramLM: NGramLM.load(..)")
+        if lm is not None and vocab_size is not None:
+            sizes = sorted((lm.vocab_size, vocab_size))
+            if sizes[0] < _LEAST_SHARED * sizes[1]:
+                raise ValueError(
+                    f"NGramDraftModel: the LM has {lm.vocab_size} token ids, the model "
+                    f"{vocab_size}; expected an LM over the token ids of this model"
+                )
         self._costs = None if costs is None else np.array(costs, np.float64)
         good = np.cumsum(_GOOD ** np.arange(num_tokens + 1))  # expected tokens of a call
         self.pays = self._costs is None or bool(
@@ -138,8 +149,9 @@ class NGramDraftModel:
             num_tokens: see there.
 
         Raises:
-            ValueError: a model loaded without logits_all=True, with recurrent layers, or whose
-                context is too short.
+            TypeError: as the class.
+            ValueError: as the class; a model loaded without logits_all=True, with recurrent
+                layers, or whose context is too short.
         """
         if getattr(model, "_is_recurrent", False) or getattr(model, "_is_hybrid", False):
             raise ValueError(

@@ -217,6 +217,17 @@ def test_options_out_of_range_are_named(name: str, value: Any) -> None:
         NGramDraftModel(**{name: value})
 
 
+def test_lms_of_other_models_are_refused(lm: NGramLM) -> None:
+    for size in (8, 12):
+        with pytest.raises(ValueError, match=f"has 10 token ids, the model {size}; expected"):
+            NGramDraftModel(lm, vocab_size=size)
+    for size in (9, 11, None):  # padding
+        NGramDraftModel(lm, vocab_size=size)
+    path: Any = "corpus.lm"
+    with pytest.raises(TypeError, match=r"'corpus.lm'; expected an NGramLM: NGramLM.load"):
+        NGramDraftModel(path)
+
+
 def test_torch_is_not_imported() -> None:
     code = "import sys, lattice_bpd_llama_cpp; print({'torch', 'transformers'} & set(sys.modules))"
     folder = Path(lattice_bpd_llama_cpp.__file__).parent
