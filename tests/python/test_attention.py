@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 from transformers import (  # noqa: E402  # noqa: E402
     AutoModelForCausalLM,
     Gemma2Config,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
@@ -19,6 +21,7 @@ from transformers import (  # noqa: E402  # noqa: E402
 from lattice_bpd.decode import generate  # noqa: E402
 from lattice_bpd.train.responses.generation import generate_responses  # noqa: E402
 from lattice_bpd.verify import attention, use_cpu_attention  # noqa: E402
+from tiny_models import make_tiny_model  # noqa: E402
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
@@ -151,3 +154,9 @@ def test_only_models_that_have_sdpa_in_a_known_type():
     assert not use_cpu_attention(model)
     assert model.config._attn_implementation == "eager"
     assert not use_cpu_attention(build_model(LlamaConfig).half())
+    sparse = make_tiny_model(GlmMoeDsaForCausalLM, GlmMoeDsaConfig())  # it masks what it knows
+    sparse.set_attn_implementation("sdpa")
+    options = {"do_sample": False, "max_new_tokens": 16}
+    wanted = sparse.generate(torch.tensor([[*range(5, 20)]]), **options)
+    use_cpu_attention(sparse)
+    assert torch.equal(sparse.generate(torch.tensor([[*range(5, 20)]]), **options), wanted)

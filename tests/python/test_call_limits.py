@@ -120,6 +120,24 @@ def test_calls_and_features_of_a_text_that_is_read_again():
     model(torch.tensor([[1]]))
 
 
+def test_hidden_tokens_that_generate_counts_at_a_boundary():
+    """Phi-3's own `generate` reads the text again where the prompt with its padding ends there."""
+    model, (prompt, wanted) = build("phi3"), text_of("phi3", 5)
+    options = {"max_new_tokens": COUNT, "min_new_tokens": COUNT, "do_sample": False}
+    for hidden in ([0] * 4, [0] * 12):  # the prompt ends before and after the boundary
+        inputs = {
+            "input_ids": torch.tensor([[*hidden, *prompt]]),
+            "attention_mask": torch.tensor([[*hidden, *[1] * len(prompt)]]),
+        }
+        assert model.generate(**inputs, **options)[0, -COUNT:].tolist() != wanted
+        with pytest.raises(ValueError, match=r"reads a text again .* padding"):
+            model.generate(**inputs, **options, custom_generate=CustomGenerate())
+        if len(hidden) < 11:
+            short = {**inputs, "max_new_tokens": 6, "do_sample": False}
+            output = model.generate(**short, custom_generate=CustomGenerate())
+            assert output[0, -6:].tolist() == model.generate(**short)[0, -6:].tolist() == wanted[:6]
+
+
 def test_a_model_that_loses_its_text_at_the_boundary_is_refused():
     """Phi-4 multimodal's own `generate` then reads the last token alone."""
     rope = {"original_max_position_embeddings": BOUNDARY, "rope_parameters": _LONG}

@@ -19,6 +19,7 @@ from transformers import (
 from blockwise_models import VOCAB, model_of, pad, small_lm
 from lattice_bpd.decode import CustomGenerate
 from lattice_bpd.draft.config import DraftConfig
+from target_models import PROMPTS, build_target
 
 
 def method(kind: str) -> CustomGenerate:
@@ -74,11 +75,26 @@ def test_padding_on_the_right_is_refused():
             ids, attention_mask=torch.tensor([[1, 1, 0]]), custom_generate=method("llama"),
             max_new_tokens=4,
         )  # fmt: skip
-    with pytest.raises(ValueError, match="hides tokens between others"):  # its windows count them
-        model_of("mistral").base.generate(
-            ids, attention_mask=torch.tensor([[1, 0, 1]]), custom_generate=method("mistral"),
-            max_new_tokens=4,
-        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden"),
+    [(kind, [8, 9]) for kind in ("mistral", "gpt_neo", "qwen3_next", "lfm2", "jamba", "bamba")]
+    + [("roformer", [0, 1, 2])],
+)
+def test_hidden_tokens_that_the_model_counts_are_refused(kind, hidden):
+    """By windows and states, or as positions of a decoder that takes none."""
+    model, row = build_target(kind), torch.tensor(PROMPTS[:1])
+    mask = torch.ones_like(row).index_fill(1, torch.tensor(hidden), 0)
+    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    own = model.generate(row, attention_mask=mask, output_logits=True, **options)
+    rest = row[mask > 0][None]
+    without = model.generate(
+        rest, attention_mask=torch.ones_like(rest), output_logits=True, **options
+    )
+    assert float((own.logits[0] - without.logits[0]).abs().max()) > 0.05
+    with pytest.raises(ValueError, match=r"attention_mask hides .* still counts"):
+        model.generate(row, attention_mask=mask, **options, custom_generate=CustomGenerate())
 
 
 PROMPT = torch.tensor([[5, 10, 15, 20]])

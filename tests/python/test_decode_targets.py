@@ -35,7 +35,7 @@ from lattice_bpd.verify import CausalLMTarget, PrefixTree
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.verification import lay_out_tree
 from lattice_bpd_conformance.check import InformedHeads
-from planted_drafts import PlantedDrafts
+from planted_drafts import PlantedDrafts, randomize
 from target_models import (
     ATTENTION,
     COUNT,
@@ -102,9 +102,15 @@ def test_decoders_that_read_in_both_directions_are_refused():
         intermediate_size=64, max_position_embeddings=64, eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = RobertaPreLayerNormForCausalLM(config).eval()
-    with pytest.raises(ValueError, match=r"both directions \(then set is_decoder=True"):
-        generate(model, PROMPTS[0], "mixture", **OPTIONS)
+    models = [RobertaPreLayerNormForCausalLM(config).eval()]
+    for seed in range(4):  # where attention is sharp, most tokens see one other only
+        torch.manual_seed(seed)
+        models.append(LlamaForCausalLM(copy.deepcopy(build_target("llama").config)).eval())
+        models[-1].config.is_causal = False
+        randomize(models[-1], 1.0)
+    for model in models:
+        with pytest.raises(ValueError, match=r"both directions \(then set is_decoder=True"):
+            generate(model, PROMPTS[0], "mixture", **OPTIONS)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "minicpm3", "gemma2"])

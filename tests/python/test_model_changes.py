@@ -78,16 +78,23 @@ def by_weights(model):
         model.lm_head.weight.copy_(model.lm_head.weight.roll(7, dims=0))
 
 
-@pytest.mark.parametrize("change", [by_hook, by_content, by_weights])
-def test_changes_after_the_first_use_are_noticed(change):
-    drafting = DraftingModel(new_llama())
+def by_window(model):
+    model.config.sliding_window = 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [("llama", by_hook), ("llama", by_content), ("llama", by_weights), ("mistral", by_window)],
+)
+def test_changes_after_the_first_use_are_noticed(kind, change):
+    drafting = DraftingModel(copy.deepcopy(build_target(kind)))
     model = drafting.target.base
     for target in (model, drafting):
         result = decode(target, PROMPT, NoDrafter(), max_new_tokens=COUNT)
-        assert result.token_ids == generated("llama")[0]
+        assert result.token_ids == generated(kind)[0]
     change(model)
     wanted = plain_generate(model, PROMPT)
-    assert wanted != generated("llama")[0]
+    assert wanted != generated(kind)[0]
     assert decoded(model, wanted) == [wanted] * 3
     assert decode(drafting, PROMPT, NoDrafter(), max_new_tokens=COUNT).token_ids == wanted
 

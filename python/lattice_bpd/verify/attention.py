@@ -31,14 +31,15 @@ def use_cpu_attention(model: PreTrainedModel) -> bool:
 
     Returns:
         Whether it does from now on: the model is on the CPU, in float32 or bfloat16, takes other
-        attention implementations, and torch (2.10 or later) offers its threads. Results change by
-        rounding: softmax and sums are those of float32.
+        attention implementations and has no indexer (which hides keys from those of torch only),
+        and torch (2.10 or later) offers its threads. Results change by rounding alone.
     """
     if (
         model.device.type != "cpu"
         or model.dtype not in _TYPES
         or getattr(model.config, "_attn_implementation", None) != "sdpa"
         or not model._can_set_attn_implementation()
+        or any(name.endswith("indexer") for name, _ in model.named_modules())
         or not use_torch_threads()
     ):
         return False

@@ -15,7 +15,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import logits_match, read_tokens
 from lattice_bpd.verify.verification import lay_out_rows
 
-_PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3]
+_PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3, 7, 9, 8, 5]
 _LONG, _SHORT = [1, 2, 3, 5, 4, 6, 7], [8, 5, 9]
 
 
@@ -31,10 +31,12 @@ def find_cache_refusal(target: Any) -> str | None:
 @torch.inference_mode()
 def _try_cache(target: Any) -> str | None:
     name = type(target.base).__name__
+    selected = (target.windows.selected or 64) - len(_PROMPT)
+    following = _NEXT[: max(min(target.limits.capacity or len(_NEXT), selected), 2)]
     try:
-        together = _read_parts(target, _PROMPT, [_NEXT])
-        singly = _read_parts(target, _PROMPT, [[token] for token in _NEXT])
-        without = _read_parts(target, _PROMPT[-1:], [_NEXT])  # as if the cache were empty
+        together = _read_parts(target, _PROMPT, [following])
+        singly = _read_parts(target, _PROMPT, [[token] for token in following])
+        without = _read_parts(target, _PROMPT[-1:], [following])  # as if the cache were empty
     except Exception as error:
         if str(error).startswith("decode:") or is_lack_of_memory(error):
             raise

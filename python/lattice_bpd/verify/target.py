@@ -24,9 +24,9 @@ from lattice_bpd.models.lm_call import (
     takes_position_ids,
     unwrap_model,
 )
+from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.cache import build_cache, is_empty
 from lattice_bpd.verify.call_limits import (
-    CallLimits,
     find_call_limits,
     find_windows,
     probe_boundaries,
@@ -110,22 +110,30 @@ class CausalLMTarget:
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
         base = unwrap_model(model.base if isinstance(model, BlockwiseLM) else model)
         self.base = check_causal(base)
+        self._facts: Any = None
+        self._cache_name = str(cache_argument(base))
+        self.feature_layers: tuple[int, ...] = ()
+        self.check_again()
+        self.is_recurrent = keeps_states(base, self.new_cache())
+
+    def check_again(self) -> None:
+        """Measure the model again if it has changed since the last text."""
+        base: Any = self.base
+        known, self._facts = self._facts, facts_of(base)
+        if known is self._facts:
+            return
         self.embedding: Any = base.get_output_embeddings()
         self.vocab_size, self.device, self.dtype = find_sizes(base, self.embedding)
+        self.source_vocab_size = self.vocab_size
         config = base.config.get_text_config(decoder=True)
-        self.limits: CallLimits = find_call_limits(base, base)
-        adapts = self.limits.varies_from is not None
-        self.max_positions = None if adapts else find_max_positions(config)
+        self.limits = limits = find_call_limits(base, base)
+        self.max_positions = find_max_positions(config) if limits.varies_from is None else None
         self.windows = find_windows(config)
         self.sliding_window = self.windows.sliding
         self.takes_positions = takes_position_ids(base)
-        self._cache_name = str(cache_argument(base))
-        self.source_vocab_size = self.vocab_size
-        self.feature_layers: tuple[int, ...] = ()
         self._refusals: dict[str, str | None] = {}  # of tree attention, once it is known
         self._inner_is_exact: bool | None = None  # of this text, once it is known
         self._mixers: Mixers | None = None  # likewise
-        self.is_recurrent = keeps_states(base, self.new_cache())
 
     def __call__(
         self,
@@ -177,12 +185,6 @@ class CausalLMTarget:
     def find_limits(self, length: int) -> None:
         """Find the limits of calls in texts of up to `length` tokens, drafts included."""
         self.limits = probe_boundaries(self, self.limits, length)
-
-    def check_again(self) -> None:
-        """Measure the model again if it has changed since the last text."""
-        self.takes_positions = takes_position_ids(self.base)
-        self._inner_is_exact = self._mixers = None
-        self._refusals = {}
 
     def reset_frequencies(self) -> None:
         """Forget the lengths of earlier texts; see `call_limits.reset_frequencies`."""

@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
@@ -49,12 +46,9 @@ def refuse_settings(config: GenerationConfig, where: str = "CustomGenerate") -> 
     for name in ("num_beams", "num_return_sequences"):
         several = name == "num_return_sequences" and config.do_sample and where == "CustomGenerate"
         if (getattr(config, name, None) or 1) > 1 and not several:
-            is_method = where == "CustomGenerate"
-            advice = (
-                f"call model.generate(.., {name}=1)"
-                if is_method
-                else f"give generation_config=GenerationConfig({name}=1)"
-            )
+            advice = f"give generation_config=GenerationConfig({name}=1)"
+            if where == "CustomGenerate":
+                advice = f"call model.generate(.., {name}=1)"
             raise ValueError(
                 f"{where}: {name}={getattr(config, name)} cannot be honored; expected 1; {advice}"
             )
@@ -114,7 +108,7 @@ def visible_tokens(target: Any, row: Tensor, mask: Tensor | None, where: str) ->
     """The tokens of a row that are not masked.
 
     Positions count visible tokens, so a masked token between others has no effect, unless the model
-    counts positions or windows by cache position.
+    keeps a state, or counts positions or windows by cache position.
 
     Args:
         target: the target.
@@ -129,7 +123,8 @@ def visible_tokens(target: Any, row: Tensor, mask: Tensor | None, where: str) ->
         return row
     used = mask.to(row.device) != 0
     length = int(used.sum())
-    if bool(used[len(row) - length :].all()) and length > 0:
+    is_left = bool(used[len(row) - length :].all()) and length > 0
+    if length == len(row) or (is_left and (target.is_recurrent or target.takes_positions)):
         return row[len(row) - length :]
     if not bool(used[-1]):
         raise ValueError(
@@ -137,11 +132,12 @@ def visible_tokens(target: Any, row: Tensor, mask: Tensor | None, where: str) ->
             "the left only; set padding_side='left', or give attention_mask=[1, 1, ..] if it is "
             "text"
         )
-    if target.sliding_window is not None or not target.takes_positions:
+    windows = (target.windows.sliding, target.windows.by_cache_position)
+    if target.is_recurrent or not target.takes_positions or windows != (None, None):
+        what = "padding" if is_left else "tokens between others"
         raise ValueError(
-            f"{where}: attention_mask hides tokens between others, which "
-            f"{type(target.base).__name__} still counts; expected padding on the left only; leave "
-            "the hidden tokens out"
+            f"{where}: attention_mask hides {what}, which {type(target.base).__name__} still "
+            "counts; leave the hidden tokens out"
         )
     return row[used]
 

@@ -100,8 +100,10 @@ def read_prompts(
         _check_target(model, longest, options)
     _check_batch(model, lengths, options)
     model.target.reset_frequencies()
-    static = _static_cache(model, longest, options) if options.static_cache else None
-    initial: Any = static
+    initial: Any = None
+    if options.static_cache:
+        capacity = longest + options.limits[0] + options.max_draft_nodes + 1
+        initial = StaticCache(config=model.target.base.config, max_cache_len=capacity)
     if prompts.sources is not None:
         encoding: Any = model.target
         initial = encoding.encode(prompts.sources)
@@ -117,7 +119,7 @@ def read_prompts(
         check_hidden(model.target.base, output.hidden)
     options.reread_length = _find_reread(model, prompts, options)
     capacity = min(_MAX_EXTRA_CAPACITY, max(options.limits) + options.max_draft_nodes)
-    stacked = None if static is not None else StackedCache.from_cache(cache, capacity)
+    stacked = None if options.static_cache else StackedCache.from_cache(cache, capacity)
     kv_cache: Any = stacked or cache
     state = (
         RecurrentCache(kv_cache, longest)
@@ -177,14 +179,16 @@ def _find_reread(model: DraftingModel, prompts: Prompts, options: Options) -> in
     target = model.target
     if prompts.sources is not None:
         return None
-    is_read, lengths = options.prefill is not None, set()
-    for tokens, limit in zip(prompts.tokens, options.limits, strict=True):
-        lengths.add(find_reread(target, tokens, len(tokens) + limit - 1, is_read=is_read))
-    if lengths != {None} and len(prompts.tokens) > 1:
+    is_read, extent = options.prefill is not None, max(options.limits) - 1
+    pairs = zip(options.rules or (), prompts.tokens, strict=False)
+    padded = [text.prompt.tolist() for text, tokens in pairs if len(text.prompt) > len(tokens)]
+    texts = [*prompts.tokens, *padded]  # `generate` counts padding
+    lengths = {find_reread(target, t, len(t) + extent, is_read=is_read) for t in texts}
+    if lengths != {None} and len(texts) > 1:
         raise ValueError(
             f"decode: {type(target.base).__name__} reads a text again at a length of "
-            f"{max(n for n in lengths if n)} tokens, which other texts of a batch do not have; "
-            "decode one prompt at a time"
+            f"{max(n for n in lengths if n)} tokens, padding and all texts of a batch included; "
+            "decode one prompt at a time, without padding"
         )
     return lengths.pop()
 
@@ -235,8 +239,3 @@ def _exceeds_window(target: Any, longest: int, options: Options) -> str | None:
         f"{type(target.base).__name__} has layers that see the last {window} cache positions, "
         f"including padding, so they cannot see all of texts of up to {length} tokens in a batch"
     )
-
-
-def _static_cache(model: DraftingModel, length: int, options: Options) -> StaticCache:
-    capacity = length + options.limits[0] + options.max_draft_nodes + 1
-    return StaticCache(config=model.target.base.config, max_cache_len=capacity)
