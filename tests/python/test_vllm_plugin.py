@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -279,6 +280,7 @@ def test_a_drafter_that_does_not_pay_is_told_once(
     monkeypatch.setattr(step_drafter, "_ADVICE_STEPS", 1)
     if not is_good:
         monkeypatch.setattr(counters, "_JUDGED_STEPS", 4)
+        monkeypatch.setattr(counters, "_MOST_OWN", 1e-4)  # other processes take time too
         right = PerfectHeads.forward
         monkeypatch.setattr(PerfectHeads, "forward", lambda *a: right(*a).roll(1, dims=-1))
     config = config_of(log_seconds=60.0)
@@ -311,3 +313,19 @@ def test_times_and_lengths_of_drafts_that_are_told(own: float, longest: int, tol
     lines = advice.lines(counters.DraftCounters())
     assert len(lines) == bool(told)
     assert told in "".join(lines)
+
+
+def test_the_log_counts_from_the_first_step(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server loads a model and waits for requests before it."""
+    caplog.set_level("INFO", logger="vllm.lattice_bpd")
+    clock = iter([0.0, 500.0, 530.0, 561.0])
+    fake = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter)
+    monkeypatch.setattr(step_drafter, "time", fake)
+    proposer = make_proposer(monkeypatch, config=config_of(log_seconds=60.0))
+    runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 4])])
+    for lines in (0, 0, 1):
+        runner.step()
+        assert caplog.text.count("tokens per call") == lines
+    assert "in 3 steps" in caplog.text

@@ -229,6 +229,8 @@ class StepDrafter:
             for line in self._advice.lines(self.counters):
                 self._logger.warning(line)
         now = time.monotonic()
+        if self.counters.steps == 1:  # the server waited for its first request
+            self._logged_at = now
         if now - self._logged_at >= self._options.log_seconds:
             self._logger.info(self.counters.describe())
             if self._mixture is not None and (costs := self._mixture.lengths.describe_costs()):
