@@ -18,6 +18,12 @@ std::atomic<const TeamOfProcess*> g_team{nullptr};
 }  // namespace
 
 void SetThreadTeam(const ThreadTeam& team) {
+  const TeamOfProcess* const last = g_team;
+  if (last != nullptr && last->process == ::getpid() &&
+      last->team.parallel_for == team.parallel_for &&
+      last->team.count_threads == team.count_threads) {
+    return;
+  }
   g_team = new TeamOfProcess{team, ::getpid()};  // never deleted: a call may be using the last one
 }
 
