@@ -8,11 +8,13 @@ pytest.importorskip("torch")
 
 import torch
 from transformers import (
+    BloomForCausalLM,
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
+    MptForCausalLM,
     StoppingCriteriaList,
 )
 
@@ -20,6 +22,7 @@ from blockwise_models import VOCAB, model_of, pad, small_lm
 from lattice_bpd.decode import CustomGenerate
 from lattice_bpd.draft.config import DraftConfig
 from target_models import PROMPTS, build_target
+from tiny_models import make_tiny_model
 
 
 def method(kind: str) -> CustomGenerate:
@@ -95,6 +98,19 @@ def test_hidden_tokens_that_the_model_counts_are_refused(kind, hidden):
     assert float((own.logits[0] - without.logits[0]).abs().max()) > 0.05
     with pytest.raises(ValueError, match=r"attention_mask hides .* still counts"):
         model.generate(row, attention_mask=mask, **options, custom_generate=CustomGenerate())
+
+
+@pytest.mark.parametrize("kind", [BloomForCausalLM, MptForCausalLM])
+def test_padding_does_not_count_for_biases_by_distance(kind):
+    """ALiBi takes no positions, and is the same with padding on the left."""
+    torch.manual_seed(0)
+    model, row = make_tiny_model(kind, kind.config_class()), torch.tensor([[0, 0, 5, 9, 7, 5]])
+    options = {"attention_mask": (row > 0).long(), "max_new_tokens": 8, "do_sample": False}
+    own = model.generate(row, **options)
+    assert torch.equal(
+        own[:, -8:], model.generate(row[:, 2:], max_new_tokens=8, do_sample=False)[:, -8:]
+    )
+    assert torch.equal(model.generate(row, **options, custom_generate=CustomGenerate()), own)
 
 
 PROMPT = torch.tensor([[5, 10, 15, 20]])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +185,24 @@ def _numbers_itself(base: PreTrainedModel) -> bool:
         return False
     scale = float(without.abs().max())
     return not torch.allclose(without, given, rtol=0.0, atol=1e-2 * scale)
+
+
+@torch.inference_mode()
+def counts_padding(base: PreTrainedModel) -> bool:
+    """Whether padding on the left changes a model's logits, though the attention mask hides it."""
+    facts, model = facts_of(base), cast(Any, base)
+    if "counts_padding" not in facts:
+        ids = torch.tensor([_PROMPT], device=next(base.parameters()).device)
+        padded, mask = ids.repeat(1, 2), torch.ones_like(ids).repeat(1, 2)
+        mask[:, : ids.shape[1]] = 0
+        try:
+            plain = model(input_ids=ids, use_cache=False).logits[:, -1]
+            hidden = model(input_ids=padded, attention_mask=mask, use_cache=False).logits[:, -1]
+            scale = float(plain.abs().max())
+            facts["counts_padding"] = not torch.allclose(plain, hidden, rtol=0.0, atol=1e-2 * scale)
+        except Exception:  # of any kind; the first call of decoding reports it
+            facts["counts_padding"] = True
+    return bool(facts["counts_padding"])
 
 
 def _parameters(kind: type[nn.Module]) -> Mapping[str, inspect.Parameter]:

@@ -13,7 +13,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from lattice_bpd.decode.huggingface.prefill import PROMPT_INPUTS, is_multimodal
 from lattice_bpd.decode.huggingface.text_inputs import check_token_types
-from lattice_bpd.models.lm_call import CACHE_NAMES
+from lattice_bpd.models.lm_call import CACHE_NAMES, counts_padding
 
 # Settings of a GenerationConfig that change the output or add outputs.
 _REFUSED = {
@@ -124,7 +124,8 @@ def visible_tokens(target: Any, row: Tensor, mask: Tensor | None, where: str) ->
     used = mask.to(row.device) != 0
     length = int(used.sum())
     is_left = bool(used[len(row) - length :].all()) and length > 0
-    if length == len(row) or (is_left and (target.is_recurrent or target.takes_positions)):
+    takes_left = target.is_recurrent or target.takes_positions
+    if length == len(row) or (is_left and (takes_left or not counts_padding(target.base))):
         return row[len(row) - length :]
     if not bool(used[-1]):
         raise ValueError(
