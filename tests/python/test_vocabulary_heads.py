@@ -33,11 +33,12 @@ IDS = [3, 50, 7, 21, 9, 60, 33]
 SLOTS, WIDTH = 3, 32
 
 
-def make_heads(*, reads_exact_token: bool = True, seed: int = 0) -> VocabularyHeads:
-    torch.manual_seed(seed)
+def make_heads(*, reads_exact_token: bool = True, inner_size: int = 16) -> VocabularyHeads:
+    torch.manual_seed(0)
     heads = VocabularyHeads(
-        IDS, WIDTH, VOCAB, num_slots=SLOTS, inner_size=16, reads_exact_token=reads_exact_token
-    )
+        IDS, WIDTH, VOCAB,
+        num_slots=SLOTS, inner_size=inner_size, reads_exact_token=reads_exact_token,
+    )  # fmt: skip
     with torch.no_grad():
         for weight in heads.parameters():
             weight.normal_(0.0, 0.3)
@@ -58,7 +59,7 @@ def logits_by_hand(heads: VocabularyHeads, model: Any, hidden: Any, exact: int) 
         inputs = np.concatenate([inputs, norm(embedding[exact])])
     logits = np.full((SLOTS, VOCAB), -np.inf)
     for slot in range(SLOTS):
-        rows = slice(slot * 16, (slot + 1) * 16)
+        rows = slice(slot * heads.inner_size, (slot + 1) * heads.inner_size)
         inner = params["inner.weight"][rows] @ inputs + params["inner.bias"][rows]
         inner = inner / (1 + np.exp(-inner))
         outer = params["outer_weight"][slot * WIDTH : (slot + 1) * WIDTH]
@@ -86,6 +87,36 @@ def test_heads_against_formulas(reads_exact_token: bool) -> None:
         )
     own = model.get_output_embeddings()(hidden).argmax(-1)  # the default exact tokens
     torch.testing.assert_close(heads(hidden), heads(hidden, own))
+
+
+@pytest.mark.parametrize("reads_exact_token", [True, False])
+@torch.no_grad()
+def test_a_single_state_is_read_with_weights_of_8_bits(
+    reads_exact_token: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_target("llama")
+    heads = make_heads(reads_exact_token=reads_exact_token, inner_size=64)
+    heads.attach(model)
+    hidden, exact = torch.randn(1, WIDTH), torch.tensor([9])
+
+    def check() -> None:
+        expected = logits_by_hand(heads, model, hidden[0].double().numpy(), 9)
+        log_probs = expected - np.log(np.exp(expected).sum(axis=1, keepdims=True))
+        lattice = heads.lattice(hidden, exact)
+        found = np.take_along_axis(log_probs, lattice.token_ids[0].numpy(), 1)
+        np.testing.assert_allclose(lattice.scores[0], found, atol=0.02 * np.ptp(found))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(heads, "draft_logits", None)  # not called
+        check()
+    for weight in heads.parameters():
+        weight.mul_(1.5)
+    with torch.enable_grad():
+        heads.draft_states(hidden, exact)  # as in training, after which the weights are others
+    check()
+    model.get_output_embeddings().weight.neg_()
+    heads.attach(model)
+    check()
 
 
 def test_files_of_heads(tmp_path: Path) -> None:

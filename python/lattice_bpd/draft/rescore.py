@@ -82,17 +82,9 @@ def rescore_lattice(
     chain = is_chain(where, objective, number, engine)
     name = engine_of(where, engine)
     search = check_search(
-        where,
-        head_logits,
-        context,
-        lm,
-        top_k=top_k,
-        alpha=alpha,
-        temperature=temperature,
-        bos=bos,
-        log_softmax=log_softmax,
-        threads=threads,
-    )
+        where, head_logits, context, lm, top_k=top_k, alpha=alpha, temperature=temperature,
+        bos=bos, log_softmax=log_softmax, threads=threads,
+    )  # fmt: skip
     if chain:
         return search.find_chains(objective == "greedy_walk")
     return search.find_drafts(number, name)
@@ -141,15 +133,7 @@ def rescore_tree(
     lattice and LM; see docs/concepts.md.
     """
     search = check_search(
-        "rescore_tree",
-        head_logits,
-        context,
-        lm,
-        top_k=top_k,
-        alpha=alpha,
-        temperature=temperature,
-        bos=bos,
-        log_softmax=log_softmax,
-        threads=threads,
-    )
+        "rescore_tree", head_logits, context, lm, top_k=top_k, alpha=alpha, temperature=temperature,
+        bos=bos, log_softmax=log_softmax, threads=threads,
+    )  # fmt: skip
     return search.find_tree("rescore_tree", max_nodes)

@@ -149,17 +149,9 @@ def sample_tree(
     """
     where = "sample_tree"
     search = check_search(
-        where,
-        head_logits,
-        context,
-        lm,
-        top_k=top_k,
-        alpha=alpha,
-        temperature=temperature,
-        bos=bos,
-        log_softmax=log_softmax,
-        threads=threads,
-    )
+        where, head_logits, context, lm, top_k=top_k, alpha=alpha, temperature=temperature,
+        bos=bos, log_softmax=log_softmax, threads=threads,
+    )  # fmt: skip
     batch = len(search.contexts[1]) - 1
     if noise is None:
         keys = [seed] * batch if isinstance(seed, int) else list(seed)

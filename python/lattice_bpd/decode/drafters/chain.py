@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.head_candidates import (
-    prepare_rescoring,
-)
+from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
 from lattice_bpd.decode.drafters.p_best import search_lists
 from lattice_bpd.decode.drafters.target_noise import draft_keys, sampling_temperature
 from lattice_bpd.decode.drafters.tree import LatticeTreeDrafter
@@ -20,7 +17,6 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.sampled_tree import SampledTree, sample_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.search import search_trees
 
 
 class ChainDrafter(Drafter):
@@ -49,21 +45,10 @@ class ChainDrafter(Drafter):
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A chain for each state."""
         candidates, contexts, _ = prepare_rescoring(self.config, self.lm, states, "ChainDrafter")
-        start = time.perf_counter()
-        temperature = self.config.temperature * sampling_temperature(states)
-        chains = search_trees(
-            candidates,
-            contexts,
-            self.lm,
-            [state.max_draft_length for state in states],
-            kind="chain",
-            alpha=self.config.alpha,
-            temperature=temperature,
-        )
-        for state, chain in zip(states, chains, strict=True):
-            state.stats.add_repeats(*chain.count_repeats())
-        states[0].stats.lap("rescore", start)
-        return chains
+        return search_lists(
+            states, candidates, contexts, self.lm, "rescore", kind="chain", alpha=self.config.alpha,
+            temperature=self.config.temperature * sampling_temperature(states),
+        )  # fmt: skip
 
 
 _CONFIG = DraftConfig("bpd", top_k=1)
@@ -102,13 +87,9 @@ class SampledTreeDrafter(LatticeTreeDrafter):
         with states[0].stats.stage("rescore"):
             temperature = self.config.temperature * sampling_temperature(states)
             batch = sample_tree(
-                candidates.at_temperature(temperature),
-                contexts,
-                self.lm,
-                max_nodes=self.max_nodes,
-                alpha=self.config.alpha / temperature,
-                seed=draft_keys(states),
-            )
+                candidates.at_temperature(temperature), contexts, self.lm, seed=draft_keys(states),
+                max_nodes=self.max_nodes, alpha=self.config.alpha / temperature,
+            )  # fmt: skip
             return [_row_tree(batch, row, state) for row, state in enumerate(states)]
 
 

@@ -61,12 +61,14 @@ def search_lists(
     contexts: Sequence[Sequence[int]],
     lm: NGramLM | None,
     stage: str,
+    *,
+    kind: str = "drafts",
     **options: Any,
 ) -> list[PrefixTree]:
-    """The best drafts of each lattice as a tree; counts repeated tokens of the first draft."""
+    """The tree of each lattice, see `search_trees`; counts repeated tokens of the first draft."""
     start = time.perf_counter()
     lengths = [state.max_draft_length for state in states]
-    trees = search_trees(candidates, contexts, lm, lengths, kind="drafts", **options)
+    trees = search_trees(candidates, contexts, lm, lengths, kind=kind, **options)
     for state, tree in zip(states, trees, strict=True):
         state.stats.add_repeats(*tree.count_repeats())
     states[0].stats.lap(stage, start)
