@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,7 @@ def write_folder(
 _TOP_K = 16  # candidates of each slot of the heads
 _CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
 _OWN = 0.9  # share of their tokens below which they are not the model's own
+_STEP = 32  # of the heads' width
 _BYTES_A_TURN = 0.95  # of the size that pruning aims at, since bytes per n-gram vary
 
 
@@ -286,16 +289,18 @@ def _own_share(model: PreTrainedModel, exchanges: Sequence[Exchange]) -> str:
 
 
 def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGramLM:
-    """The n-gram LM of responses, pruned to the job's size."""
+    """The n-gram LM of responses, pruned to its part of the job's size."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmoothingWarning)  # own text is always small
         lm = NGramLM.train(
             responses, job.order, vocab_size=vocab_size, smoothing=job.smoothing, unseen="uniform"
         )
-    path = job.output / "own.lm"
+    path, most = job.output / "own.lm", math.inf
+    if job.max_bytes is not None:
+        most = job.max_bytes / (1 + job.heads)
     lm.save(path)
-    while job.max_bytes is not None and path.stat().st_size > job.max_bytes and lm.num_prunable:
-        share = _BYTES_A_TURN * job.max_bytes / path.stat().st_size
+    while path.stat().st_size > most and lm.num_prunable:
+        share = _BYTES_A_TURN * most / path.stat().st_size
         lm = lm.prune(prune_to=int(share * lm.num_prunable))
         lm.save(path)
     return lm
@@ -308,6 +313,10 @@ def _train_heads(
     """The heads, their held-out accuracy, and their candidates on the other responses."""
     responses = [one.response for one in exchanges]
     options = VocabularyHeadsOptions(epochs=job.epochs)
+    if job.max_bytes is not None:
+        column = options.num_slots * 3 * states.rows.shape[1] * model.dtype.itemsize
+        size = max(_STEP, job.max_bytes // 2 // column // _STEP * _STEP)
+        options = replace(options, inner_size=min(size, options.inner_size))
     vocabulary = most_frequent([responses[n] for n in training], options.draft_vocab_size)
     positions = find_positions(states, responses, training, options.num_slots)
     checkpoint = job.output / "heads.checkpoint"

@@ -39,7 +39,8 @@ class BuildJob:
         max_new_tokens: most tokens of a response.
         order: of the n-gram LM of the responses.
         smoothing: of the n-gram LM.
-        max_bytes: prunes the n-gram LM to this size, such as 4M. None: as it is.
+        max_bytes: size of the n-gram LM and heads, such as 8M: prunes the LM; with heads, each has
+            half of it, and heads are as wide as fits. None: as they are.
         lms: further n-gram LMs, of ngram train --model MODEL.
         costs: JSON with milliseconds of a step of the engine that will serve, by draft tokens, such
             as {"0": 21.5, "4": 24}; it verifies a single path. None: times measured here.
@@ -64,7 +65,7 @@ class BuildJob:
     lms: tuple[Path, ...] = ()
     costs: Path | None = None
     heads: bool = False
-    epochs: float = 6.0
+    epochs: float = 8.0
     keep_heads: bool = False
     seconds: float | None = None
     batch_size: int = 64

@@ -112,21 +112,10 @@ class NGramLM:
         """
         ragged = flatten_sequences("NGramLM.train", sequences, vocab_size)
         core, warnings = _core.train_ngram(
-            ragged.token_ids,
-            ragged.offsets,
-            vocab_size,
-            order,
-            checked_min_counts(min_counts),
-            katz_k,
-            bos_id,
-            eos_id,
-            unk_id,
-            full_count_of_counts,
-            threads,
-            smoothing,
-            unseen,
+            ragged.token_ids, ragged.offsets, vocab_size, order, checked_min_counts(min_counts),
+            katz_k, bos_id, eos_id, unk_id, full_count_of_counts, threads, smoothing, unseen,
             flatten_targets(targets, ragged),
-        )
+        )  # fmt: skip
         warn_of_counts(warnings, smoothing)
         return cls(core)
 

@@ -43,8 +43,8 @@ class VocabularyHeadsOptions:
 
     draft_vocab_size: int = 8192
     num_slots: int = 5
-    inner_size: int = 256
-    epochs: float = 6.0
+    inner_size: int = 1024
+    epochs: float = 8.0
     batch_size: int = 512
 
 
