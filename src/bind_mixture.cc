@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
+#include "lattice_bpd/mixture/draft_lengths.h"
 #include "lattice_bpd/mixture/mixture_search.h"
 
 namespace py = pybind11;
@@ -126,6 +127,18 @@ std::vector<PrefixTree> SearchBatch(
   return SearchMixtures(texts, heads, limits, threads);
 }
 
+std::vector<Tokens> DraftForTexts(DraftLengths& lengths, const Texts& texts,
+                                  const std::vector<int>& requests,
+                                  const std::vector<std::int32_t>& max_lengths,
+                                  const std::optional<Array<TokenId>>& token_ids,
+                                  const std::optional<Array<float>>& log_probs,
+                                  const std::optional<Array<float>>& transitions,
+                                  double own_seconds, int threads) {
+  const auto heads = ToHeads(token_ids, log_probs, transitions, texts.size());
+  const py::gil_scoped_release release;
+  return lengths.Draft(texts, requests, max_lengths, heads, own_seconds, threads);
+}
+
 PrefixTree SampleOne(MixtureText& text, int max_depth, int max_nodes, double least,
                      std::uint64_t key, const std::optional<Array<TokenId>>& token_ids,
                      const std::optional<Array<float>>& log_probs,
@@ -209,6 +222,25 @@ void BindMixture(py::module_& m) {
       .def_property_readonly(
           "theta", [](const MixtureText& text) { return ToArray(Span<double>(text.theta())); })
       .def("__len__", &MixtureText::size);
+  py::class_<DraftLengths>(m, "DraftLengths", "Drafts as long as the time of steps pays.")
+      .def(py::init<int, bool, bool>(), py::arg("num_tokens"), py::arg("has_slots"),
+           py::arg("may_pause"))
+      .def(
+          "observe",
+          [](DraftLengths& lengths, const std::vector<std::string>& names,
+             const std::vector<int>& kept, const std::optional<std::vector<int>>& verified,
+             double now) {
+            lengths.Observe(names, kept, verified ? Span<int>(*verified) : Span<int>(), now);
+          },
+          py::arg("names"), py::arg("kept"), py::arg("verified"), py::arg("now"))
+      .def("finish", &DraftLengths::Finish, py::arg("now"))
+      .def_property_readonly("is_timing", &DraftLengths::is_timing)
+      .def("is_paused", &DraftLengths::IsPaused, py::arg("num_requests"))
+      .def("reads_slots", &DraftLengths::ReadsSlots)
+      .def("draft", &DraftForTexts, py::arg("texts"), py::arg("requests"), py::arg("max_lengths"),
+           py::arg("token_ids"), py::arg("log_probs"), py::arg("transitions"),
+           py::arg("own_seconds"), py::arg("threads") = 1)
+      .def("step_seconds", &DraftLengths::StepSeconds, py::arg("num_requests"));
   m.def(
       "gate_bins",
       [](const std::vector<std::string>& sources) {

@@ -17,6 +17,7 @@ _Ids: typing.TypeAlias = typing.Annotated[numpy.typing.ArrayLike, numpy.uint32]
 __all__: list[str] = [
     "BackoffLm",
     "CorpusCounter",
+    "DraftLengths",
     "FormatError",
     "Mixture",
     "MixtureText",
@@ -169,6 +170,36 @@ class CorpusCounter:
         smoothing: str,
         unseen: str,
     ) -> tuple[typing.Any, ...]: ...
+
+class DraftLengths:
+    """
+    Drafts as long as the time of steps pays.
+    """
+    def __init__(self, num_tokens: _Int, has_slots: bool, may_pause: bool) -> None: ...
+    def draft(
+        self,
+        texts: collections.abc.Sequence[MixtureText],
+        requests: collections.abc.Sequence[_Int],
+        max_lengths: collections.abc.Sequence[_Int],
+        token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None,
+        log_probs: _Scores | None,
+        transitions: _Scores | None,
+        own_seconds: _Float,
+        threads: _Int = 1,
+    ) -> list[list[int]]: ...
+    def finish(self, now: _Float) -> None: ...
+    def is_paused(self, num_requests: _Int) -> bool: ...
+    def observe(
+        self,
+        names: collections.abc.Sequence[str],
+        kept: collections.abc.Sequence[_Int],
+        verified: collections.abc.Sequence[_Int] | None,
+        now: _Float,
+    ) -> None: ...
+    def reads_slots(self) -> bool: ...
+    def step_seconds(self, num_requests: _Int) -> dict[int, float]: ...
+    @property
+    def is_timing(self) -> bool: ...
 
 class FormatError(ValueError):
     pass

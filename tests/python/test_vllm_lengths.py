@@ -13,67 +13,99 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-
+from lattice_bpd import _core
 from lattice_bpd.build.job import read_costs
 from lattice_bpd.decode.drafters.mixture import ROUNDED_UP
-from lattice_bpd_vllm.batch import EngineStep
-from lattice_bpd_vllm.draft_lengths import Calibration, DraftLengths
+from lattice_bpd_vllm.counters import describe_costs
 
 
-def verify(names: list[str], kept: list[int], verified: list[int] | None) -> EngineStep:
-    empty = np.zeros(0)
-    return EngineStep(
-        [[1] * count for count in kept], empty, empty, empty, [], 0, 0, torch.empty(0), verified,
-        names, names,
-    )  # fmt: skip
+def make_text() -> _core.MixtureText:
+    """A text whose next tokens have the probabilities that heads give them."""
+    weights = np.repeat([20.0, 0.0], _core.gate_bins(["heads"])[1])
+    text = _core.MixtureText(_core.Mixture(4, True, [], False, theta=weights))
+    text.append([0])
+    return text
 
 
-def searched(probs: list[float], costs: Any) -> list[float]:
-    """A chain as the core's search ends it."""
-    found, expected, ratio = [], 1.0, 1.0
-    if costs is None:
-        return probs
+def arrays_of(probs: list[list[float]]) -> tuple[Any, Any, None]:
+    """Candidates of heads, one for each slot, whose drafts' prefixes have these probabilities."""
+    scores = np.full((len(probs), max(map(len, probs)), 1), -np.inf, np.float32)
+    for row, one in zip(scores, probs, strict=True):
+        with np.errstate(divide="ignore"):
+            row[: len(one), 0] = np.log(np.divide(one, [1.0, *one[:-1]]))
+    return np.ones(scores.shape, np.int32), scores, None
+
+
+def num_searched(text: _core.MixtureText) -> int:
+    """Tokens of the draft that was searched last."""
+    for node in itertools.count():
+        try:
+            text.distribution_after(node)
+        except IndexError:
+            break
+    return node - 1
+
+
+def searched(probs: list[float], cost: float) -> int:
+    """Tokens of a draft whose search ends where none can be worth its cost."""
+    expected = ratio = 1.0
     for size, prob in enumerate(probs):
         ends = range(size + 1, len(probs) + 1)
-        if all(expected + (end - size) * prob <= ratio * costs[end] for end in ends):
-            break
-        found.append(prob)
+        if all(expected + (end - size) * prob <= ratio * (1.0 + cost * end) for end in ends):
+            return size
         expected += prob
-        ratio = max(ratio, expected / costs[size + 1])
-    return found
+        ratio = max(ratio, expected / (1.0 + cost * (size + 1)))
+    return len(probs)
 
 
 class Clock:
-    """An engine whose steps take `base + slope * draft tokens` seconds."""
+    """An engine whose steps take `base + slope * draft tokens` seconds.
+
+    It accepts drafts as often as their probabilities say, or never.
+    """
 
     def __init__(
         self, base: float, slope: float, count: int, num_tokens: int = 4, *,
         has_slots: bool = False, may_pause: bool = True,
     ) -> None:  # fmt: skip
-        self.lengths = DraftLengths(num_tokens, has_slots=has_slots, may_pause=may_pause)
+        self.lengths = _core.DraftLengths(num_tokens, has_slots, may_pause)
         self.base, self.slope, self.count = base, slope, count
-        self.now, self.sizes, self.sums = 0.0, [0] * count, []  # type: ignore[var-annotated]
+        self.now, self.sums = 0.0, list[int]()
+        self.drafted: list[list[float]] = [[] for _ in range(count)]
+        self.texts = [make_text() for _ in range(count)]
+        self.is_accepting, self.num_unverified, self._drafts = True, 0, 0
 
     def run(self, steps: int, probs: Any, own: float = 0.0, slots: Any = None) -> int:
         """Searches among the steps; `slots` is told whether each was with heads."""
         names, searches = [str(i) for i in range(self.count)], 0
         for _ in range(steps):
-            step = verify(names, [1] * self.count, self.sizes if any(self.sizes) else None)
-            self.lengths.observe(step, self.now)
-            self.sizes = [0] * self.count
-            if not self.lengths.is_paused(self.count):
+            kept = [1 + self._accepted(i) for i in range(self.count)]
+            is_paused = self.lengths.is_paused(self.count)
+            verified = [len(one) - self.num_unverified for one in self.drafted[: self.count]]
+            self.lengths.observe(names, kept, verified if any(self.drafted) else None, self.now)
+            self.drafted = [[] for _ in range(self.count)]
+            if not is_paused:
                 searches += 1
-                with_slots = self.lengths.reads_slots(self.count)
+                with_slots = self.lengths.reads_slots()
                 spent = own if slots is None else slots(with_slots)
                 self.now += spent
-                most, costs = self.lengths.limits(self.count, max(map(len, probs)))
-                found = [searched(one[:most], costs) for one in probs]
-                self.sizes = self.lengths.choose(found, self.count, spent, with_slots=with_slots)
-            self.sums.append(sum(self.sizes))
-            self.lengths.finish(step, self.now)
+                drafts = self.lengths.draft(
+                    self.texts[: self.count], list(range(self.count)), list(map(len, probs)),
+                    *arrays_of(probs), spent,
+                )  # fmt: skip
+                self.drafted = [one[: len(ids)] for one, ids in zip(probs, drafts, strict=True)]
+            self.sums.append(sum(map(len, self.drafted)))
+            self.lengths.finish(self.now)
             self.now += self.base + self.slope * self.sums[-1]
         return searches
+
+    def _accepted(self, request: int) -> int:
+        drafted = self.drafted[request]
+        if not drafted or not self.is_accepting:
+            return 0
+        self._drafts += 1
+        even = self._drafts * 0.6180339887498949 % 1.0  # of an evenly distributed sequence
+        return sum(prob > even for prob in drafted)
 
 
 def best_sums(probs: list[list[float]], base: float, slope: float) -> set[int]:
@@ -105,8 +137,9 @@ def test_drafts_are_as_long_as_pays(others: list[list[float]], slope: float) -> 
     clock.run(600, probs)
     assert int(np.median(clock.sums[-100:])) in best_sums(probs, 1.0, slope / 3)
     # the tokens are those of greatest probability
-    if clock.sizes and others is EVEN and slope == 0.1:
-        assert clock.sizes[1] <= clock.sizes[0] <= clock.sizes[2]
+    if others is EVEN and slope == 0.1:
+        first, second, third = map(len, clock.drafted)
+        assert second <= first <= third
 
 
 @pytest.mark.parametrize(("slope", "first"), [(0.03, 3.0), (0.1, 3.0), (0.1, 1.0)])
@@ -147,7 +180,7 @@ def test_another_number_of_requests_is_soon_known() -> None:
     probs = [[0.4, 0.3, 0.2, 0.1]] * 4
     clock = Clock(1.0, 0.1, 4)
     clock.run(600, probs)
-    clock.count, clock.sizes, clock.sums = 3, [0] * 3, []
+    clock.count, clock.drafted, clock.sums = 3, [[]] * 3, []
     clock.run(30, probs[:3])
     best = best_sums(probs[:3], 1.0, 0.1)
     assert sum(size in best for size in clock.sums) >= 26
@@ -168,45 +201,49 @@ def test_a_gain_within_the_errors_of_estimates_is_none(prob: float, drafted: int
     assert int(np.median(clock.sums[-100:])) == drafted
 
 
-def test_probabilities_are_those_of_what_was_accepted(rng: np.random.Generator) -> None:
-    """A mixture that is right about the first token, and overconfident after it."""
-    calibration, names = Calibration(), ["a", "b", "c"]
-    said, real = [0.9, 0.7, 0.5, 0.3], np.array([0.9, 0.4, 0.1, 0.05])
-    np.testing.assert_allclose(calibration.adjust(said), said)  # nothing is known
-    for _ in range(300):
-        calibration.note(dict.fromkeys(names, said))
-        kept = (rng.random(len(names))[:, None] < real).sum(axis=1) + 1
-        calibration.observe(verify(names, kept.tolist(), [len(said)] * len(names)))
-    np.testing.assert_allclose(calibration.adjust(said), real, atol=0.08)
-    before = calibration.adjust(said)
-    for drafted, verified in ((["a"], [2]), (["x"], [4]), (["a"], [0])):  # of another step
-        calibration.note({"a": said})
-        calibration.observe(verify(drafted, [1], verified))
-    calibration.observe(verify(["a"], [1], [4]))  # nothing was drafted
-    np.testing.assert_array_equal(calibration.adjust(said), before)
+def test_drafts_that_are_never_accepted_are_no_longer_made() -> None:
+    """Though the mixture expects that they are; those that were not verified teach nothing."""
+    for num_unverified in (0, 1):
+        clock = Clock(1.0, 0.3, 2)
+        clock.is_accepting, clock.num_unverified = False, num_unverified
+        clock.run(400, [[0.8, 0.7]] * 2)
+        assert (np.mean(clock.sums[-100:]) > 1.5) == (num_unverified == 1)
+
+
+def test_another_request_s_drafts_teach_nothing() -> None:
+    """A request that joins in the place of one that ended."""
+    clock = Clock(1.0, 0.3, 1)
+    clock.run(400, [[0.8, 0.7]])
+    for n in range(400):
+        clock.lengths.observe([f"new {n}"], [1], [2], clock.now)
+        drafts = clock.lengths.draft(clock.texts, [0], [2], *arrays_of([[0.8, 0.7]]), 0.0)
+    assert list(map(len, drafts)) == [2]
 
 
 def test_no_longer_drafts_are_searched_than_twice_those_verified() -> None:
     clock = Clock(1.0, 0.01, 4, 8)
-    assert clock.lengths.limits(4, 99)[0] == 16
     clock.run(200, [[0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55]] * 4)
-    assert clock.lengths.limits(4, 99)[0] >= 16
+    assert num_searched(clock.texts[0]) == 8
     clock.slope = 1.0
     clock.run(1000, [[0.3, 0.1, 0.05, 0.02, 0.01, 0.01, 0.01, 0.01]] * 4)
-    assert clock.lengths.limits(4, 99)[0] <= 4
+    assert sum(clock.sums[-9:]) == 0  # the search after a step without drafts has no other limit
+    assert num_searched(clock.texts[0]) <= 4
 
 
-@pytest.mark.parametrize("slope", [0.0, 0.003, 0.02, 0.1])
+@pytest.mark.parametrize("slope", [0.003, 0.02, 0.1])
 def test_searches_end_at_tokens_that_cannot_pay(slope: float) -> None:
     """A token costs each of 4 requests `slope` of a step; half of that is a safe estimate."""
-    clock = Clock(1.0, slope, 4, 8)
-    clock.run(100, [[0.9, 0.8, 0.7, 0.6]] * 4)
-    costs = np.diff(clock.lengths.limits(4, 8)[1])
-    assert (costs <= 2.0 * slope + 1e-6).all()
-    assert (costs >= slope).all()
+    probs = (0.9 ** np.arange(1, 60)).tolist()
+    clock = Clock(1.0, slope, 4, 59)
+    clock.run(40, [[0.9, 0.8, 0.7, 0.6]] * 4)
+    while clock.sums[-1] == 0:  # the search after a step without drafts has no other limit
+        clock.run(1, [[0.9, 0.8, 0.7, 0.6]] * 4)
+    clock.run(1, [probs] * 4)
+    assert searched(probs, 2.0 * slope) <= num_searched(clock.texts[0]) <= searched(probs, slope)
     clock.slope = 9.0
-    clock.run(50, [[0.2]] * 4)
-    assert clock.lengths.limits(4, 8)[1] is None  # nothing pays: trials draft what there is
+    clock.run(20, [[0.2]] * 4)
+    clock.run(1, [probs] * 4)
+    assert num_searched(clock.texts[0]) >= 2 * searched(probs, 0.1)  # a trial drafts what there is
 
 
 def test_sums_of_draft_tokens_are_those_of_the_own_loop() -> None:
@@ -223,11 +260,13 @@ def test_step_times_are_a_file_of_build(tmp_path: Path) -> None:
     The command of docs/serve.md takes it out of a log.
     """
     clock = Clock(1.0, 0.02, 1)
-    assert clock.lengths.describe_costs() == ""
+    assert clock.lengths.step_seconds(1) == {}
     clock.run(300, [[0.9, 0.8, 0.75, 0.7]])
     page = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
     (pattern,) = re.findall(r"grep -o '(.*)' server.log", page.read_text(encoding="utf-8"))
-    (costs_of_log,) = re.findall(pattern, f"by draft tokens: {clock.lengths.describe_costs()}")
+    (costs_of_log,) = re.findall(
+        pattern, f"by draft tokens: {describe_costs(clock.lengths.step_seconds(1))}"
+    )
     (tmp_path / "costs.json").write_text(costs_of_log)
     costs = read_costs(tmp_path / "costs.json")
     assert set(costs) <= {0, 1, 2, 4}
@@ -288,21 +327,21 @@ def test_searches_do_not_pause_while_heads_pay() -> None:
 
 
 def test_steps_with_prompts_are_not_measured() -> None:
-    lengths = DraftLengths(4, has_slots=False, may_pause=True)
-    added: list[Any] = []
-    for count in (1, 2):
-        lengths._batch(count).add_step = lambda *values: added.append(values)  # type: ignore[method-assign]
-    both = ["a", "b"]
-    for one, expected in (
-        (verify(["a"], [1], None), 0),  # the first
-        (verify(both, [1, 0], None), 0),  # the prompt of b is read
-        (verify(both, [1, 1], None), 0),  # the rest of it
-        (verify(both, [2, 1], [2, 0]), 1),
-        (verify(both, [1, 0], None), 1),  # b is read again after a preemption
-        (verify(both, [1, 1], None), 1),
-        (verify(["b"], [1], None), 2),  # a has ended
-    ):
-        lengths.observe(one, 1.0)
-        lengths.finish(one, 0.5)
-        assert len(added) == expected
-    assert added == [(2, 0.5), (0, 0.5)]
+    lengths, both = _core.DraftLengths(4, False, True), ["a", "b"]
+    measured: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    for n, (names, kept, verified, count) in enumerate((
+        (["a"], [1], None, 0),  # the first
+        (both, [1, 0], None, 0),  # the prompt of b is read
+        (both, [1, 1], None, 0),  # the rest of it
+        (both, [2, 1], [2, 0], 2),
+        (both, [1, 0], None, 0),  # b is read again after a preemption
+        (both, [1, 1], None, 0),
+        (["b"], [1], None, 1),  # a has ended
+        (["b"], [1], None, 1),
+        (["c"], [1], None, 0),
+    )):  # fmt: skip
+        lengths.observe(names, kept, verified, 1.0 + n)
+        lengths.finish(1.0)
+        if count:
+            measured[count - 1][sum(verified or ())] = min(float(n), 6.0)  # a low one counts
+        assert (lengths.step_seconds(1), lengths.step_seconds(2)) == measured

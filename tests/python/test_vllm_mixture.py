@@ -95,7 +95,7 @@ def test_texts_are_those_of_the_requests(vllm: Any, monkeypatch: pytest.MonkeyPa
     requests = [Request([1, 2, 3], unread=1), Request([3, 4]), Request([5, 6])]
     runner = vllm.runner(proposer, requests)
     for is_paused in (False, False, True, False):  # texts get the tokens of a pause later
-        monkeypatch.setattr(mixture.lengths, "is_paused", lambda _, is_paused=is_paused: is_paused)
+        monkeypatch.setattr(mixture, "lengths", Paused() if is_paused else None)
         runner.step()
     texts = mixture.texts._texts
     assert {name: len(text.drafts) for name, text in texts.items()} == {
@@ -143,12 +143,27 @@ def test_heads_draft_in_their_own_vocabulary() -> None:
 # Lengths
 
 
+class Paused:
+    """`DraftLengths` in a pause."""
+
+    def __init__(self, lengths: Any = None) -> None:
+        self.observe = lengths.observe if lengths else lambda *_: None
+        self._lengths = lengths
+
+    @property
+    def is_timing(self) -> bool:
+        return self._lengths is not None and self._lengths.is_timing
+
+    def is_paused(self, _: int) -> bool:
+        return True
+
+
 def test_paused_steps_are_counted_and_not_read(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     proposer = make_proposer(monkeypatch, "mixture", None, check=True)
     runner, reads = vllm.runner(proposer, [Request([1, 2] * 8, max_tokens=40)]), []
     runner.step()
-    lengths, read = proposer._drafter._mixture.lengths, proposer._read  # type: ignore[union-attr]
-    monkeypatch.setattr(lengths, "is_paused", lambda _: True)
+    read, mixture = proposer._read, proposer._drafter._mixture
+    mixture.lengths = Paused(mixture.lengths)
     monkeypatch.setattr(proposer, "_read", lambda *args: reads.append(1) or read(*args))
     for _ in range(4):
         runner.step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -320,8 +319,8 @@ def test_the_log_counts_from_the_first_step(
 ) -> None:
     """A server loads a model and waits for requests before it."""
     caplog.set_level("INFO", logger="vllm.lattice_bpd")
-    clock = iter([0.0, 500.0, 530.0, 561.0])
-    fake = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter)
+    clock = iter([500.0, 500.0, 530.0, 530.0, 561.0, 561.0])  # begin and end of each step
+    fake = SimpleNamespace(perf_counter=lambda: next(clock))
     monkeypatch.setattr(step_drafter, "time", fake)
     proposer = make_proposer(monkeypatch, config=config_of(log_seconds=60.0))
     runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 4])])

@@ -77,17 +77,16 @@ def select_requests(step: EngineStep, num_slots: int) -> DraftBatch:
         num_slots: tokens that the drafter drafts at most.
     """
     most = min(num_slots, step.max_draft_tokens)
-    count, longest = len(step.kept), step.max_model_len
+    longest = step.max_model_len
     batch = DraftBatch([], [], [], [])
-    for request, (tokens, length, prompt, limit) in enumerate(
-        zip(
-            step.kept, step.num_tokens[:count].tolist(), step.num_prompt_tokens[:count].tolist(),
-            step.max_tokens, strict=True,
-        )
-    ):  # fmt: skip
-        end = longest if limit is None else min(prompt + limit, longest)
+    for request, (tokens, limit) in enumerate(zip(step.kept, step.max_tokens, strict=True)):
+        if not tokens:
+            continue
+        length, end = step.num_tokens.item(request), longest
+        if limit is not None:
+            end = min(step.num_prompt_tokens.item(request) + limit, longest)
         left = min(end - length - 1, most)
-        if tokens and left > 0:
+        if left > 0:
             batch.requests.append(request)
             batch.exact_tokens.append(tokens[-1])
             batch.max_lengths.append(left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _LEAST_ACCEPTED = 0.1  # share of verified draft tokens
@@ -47,6 +49,15 @@ class DraftCounters:
             f"{self.tokens / max(self.target_calls, 1):.2f} tokens per call of the target, "
             f"{milliseconds:.2f} ms per step in {self.steps} steps{failed}"
         )
+
+
+def describe_costs(seconds: Mapping[int, float]) -> str:
+    """A file of `lattice-bpd build --costs`: milliseconds of steps by draft tokens, in JSON.
+
+    Args:
+        seconds: of steps of one request, by draft tokens.
+    """
+    return json.dumps({size: round(1e3 * one, 3) for size, one in seconds.items()})
 
 
 class Advice:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from functools import partial
 from typing import Any
@@ -12,7 +11,6 @@ from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import select_top_k, use_torch_threads
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
-from lattice_bpd_vllm.draft_lengths import Calibration, DraftLengths, WholeDrafts
 from lattice_bpd_vllm.drafting import Chains
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.request_texts import RequestTexts
@@ -29,11 +27,11 @@ class MixtureChains:
         parts: sources, and gates if they are for these sources.
         vocab_size: V of the target.
         threads: of top-k and search, 0 for all cores.
-        lengths: how many tokens are drafted.
+        lengths: how many tokens are drafted; None: as many as the engine verifies.
         served: texts served before, a source too; None: without.
 
     Attributes:
-        lengths: how many tokens are drafted.
+        lengths: see above.
         texts: of the requests.
 
     Raises:
@@ -45,7 +43,7 @@ class MixtureChains:
         parts: DrafterParts,
         vocab_size: int,
         threads: int,
-        lengths: DraftLengths | WholeDrafts,
+        lengths: _core.DraftLengths | None,
         served: ServedTexts | None = None,
     ) -> None:
         sources, gates, heads = parts.config.sources, parts.gates, parts.heads is not None
@@ -61,8 +59,7 @@ class MixtureChains:
             self.texts = RequestTexts(
                 lambda tenant: make(store=served.store_of(tenant)), served.add
             )
-        self.lengths, self._calibration = lengths, Calibration()
-        self._top_k, self._threads = parts.config.top_k, threads
+        self.lengths, self._top_k, self._threads = lengths, parts.config.top_k, threads
         use_torch_threads()
 
     def propose(self, slots: Any, step: EngineStep, batch: DraftBatch, start: float) -> Chains:
@@ -82,25 +79,17 @@ class MixtureChains:
             ValueError: NaN or +inf in the logits, or top_k above V.
         """
         candidates = self._candidates(slots)
-        self._calibration.observe(step)
-        updated = time.perf_counter()
+        own_seconds = time.perf_counter() - start  # new prompts are no cost of each step
         texts = self.texts.update(step, batch)
-        start += time.perf_counter() - updated  # new prompts are no cost of each step
-        most, costs = self.lengths.limits(len(step.kept), max(batch.max_lengths))
-        trees = _core.search_mixtures(
-            texts, [min(length, most) for length in batch.max_lengths], most, True, *candidates,
-            costs=costs, threads=self._threads if len(texts) >= _THREADED else 1,
-        )  # fmt: skip
-        probs = [_probs(tree) for tree in trees]
-        lengths = self.lengths.choose(
-            [self._calibration.adjust(one) for one in probs],
-            len(step.kept),
-            time.perf_counter() - start,
-            with_slots=slots is not None,
+        threads = self._threads if len(texts) >= _THREADED else 1
+        if self.lengths is None:
+            trees = _core.search_mixtures(
+                texts, batch.max_lengths, max(batch.max_lengths), True, *candidates, threads=threads
+            )
+            return [tree.token_ids[1:] for tree in trees]
+        return self.lengths.draft(
+            texts, batch.requests, batch.max_lengths, *candidates, own_seconds, threads
         )
-        chosen = list(zip(batch.requests, trees, probs, lengths, strict=True))
-        self._calibration.note({step.names[request]: one[:n] for request, _, one, n in chosen})
-        return [tree.token_ids[1 : 1 + n] for _, tree, _, n in chosen]
 
     def _candidates(self, slots: Any) -> tuple[Any, Any, Any]:
         if slots is None:
@@ -111,10 +100,3 @@ class MixtureChains:
             slots, self._top_k, log_softmax=True, where=_WHERE, threads=self._threads
         )
         return best.token_ids, best.scores, None
-
-
-def _probs(tree: _core.PrefixTree) -> list[float]:
-    """The probabilities of a chain's prefixes."""
-    log_probs = tree.log_probs
-    assert log_probs is not None  # a search gives them
-    return [math.exp(one) for one in log_probs.tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,14 @@ from lattice_bpd import _core
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
 
 
-class _Text(NamedTuple):
-    """A request's text; its tokens too, where `finish` receives them."""
+@dataclass(slots=True)
+class _Text:
+    """A request's text and its length; its tokens too, where `finish` receives them."""
 
     drafts: _core.MixtureText
     tenant: str
-    token_ids: list[int]
+    length: int = 0
+    token_ids: list[int] = field(default_factory=list)
 
 
 class RequestTexts:
@@ -47,13 +49,14 @@ class RequestTexts:
         for request, length in zip(batch.requests, batch.lengths, strict=True):
             name, new = step.names[request], step.kept[request]
             text = known.get(name)
-            if text is None or len(text.drafts) > length:
+            if text is None or text.length > length:
                 tenant = step.tenants[request] if step.tenants else ""
                 drafts = _core.MixtureText(self._mixture_of(tenant))
-                text = known[name] = _Text(drafts, tenant, [])
-            if len(text.drafts) + len(new) != length:  # a prompt, or steps without drafts
-                new = step.token_ids[request, len(text.drafts) : length].tolist()
+                text = known[name] = _Text(drafts, tenant)
+            if text.length + len(new) != length:  # a prompt, or steps without drafts
+                new = step.token_ids[request, text.length : length].tolist()
             text.drafts.append(new)
+            text.length = length
             if self._finish is not None:
                 text.token_ids.extend(new)
             texts.append(text.drafts)

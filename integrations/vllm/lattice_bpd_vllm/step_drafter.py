@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lattice_bpd import _core
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep, select_requests
-from lattice_bpd_vllm.counters import Advice, DraftCounters
-from lattice_bpd_vllm.draft_lengths import DraftLengths, WholeDrafts
+from lattice_bpd_vllm.counters import Advice, DraftCounters, describe_costs
 from lattice_bpd_vllm.drafting import Chains, LatticeDrafter
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.mixture_chains import MixtureChains
@@ -67,15 +68,15 @@ class StepDrafter:
         self.source = make_source(parts, target, num_tokens)
         self._target, self._options, self._logger = target, options, logger
         self._lattices = self._mixture = None
+        self._has_heads = parts.heads is not None
         if parts.draft == "mixture":
             vocab_size, served = self.source.vocab_size, None
             if options.store is not None:
                 file = Path(options.store) if options.store else None
                 served = ServedTexts(options.store_tokens, vocab_size, file)
-            lengths: DraftLengths | WholeDrafts = WholeDrafts()
+            lengths = None
             if not has_equal_lengths:
-                has_slots = parts.heads is not None
-                lengths = DraftLengths(num_tokens, has_slots=has_slots, may_pause=not is_sharded)
+                lengths = _core.DraftLengths(num_tokens, self._has_heads, not is_sharded)
             self._mixture = MixtureChains(parts, vocab_size, options.threads, lengths, served)
             self._max_tokens = num_tokens
         else:
@@ -92,7 +93,8 @@ class StepDrafter:
         self._raises_errors = is_sharded or options.check
         self._checks_rows = options.check and not has_equal_lengths
         self._is_stopped = False
-        self._logged_steps, self._logged_at = 0, time.monotonic()
+        self._log_seconds = options.log_seconds or math.inf
+        self._log_at = math.inf
 
     def propose(self, kept: Sequence[Sequence[int]], read_step: Callable[[], EngineStep]) -> Chains:
         """A draft for each request of the batch.
@@ -121,7 +123,10 @@ class StepDrafter:
         end = time.perf_counter()
         counters.seconds += end - start
         self._advice.add_step(start, end, max(drafted, default=0))
-        self._log()
+        if counters.steps == 1:  # the server waited for its first request
+            self._log_at = end + self._log_seconds
+        if counters.steps % _ADVICE_STEPS == 0 or end >= self._log_at:
+            self._log(end)
         return drafts
 
     def _draft(
@@ -135,26 +140,31 @@ class StepDrafter:
         num_kept = [len(tokens) for tokens in kept]
         lengths = None if self._mixture is None else self._mixture.lengths
         is_paused = lengths is not None and lengths.is_paused(len(kept))
+        counters, tokens, calls = self.counters, sum(num_kept), len(kept) - num_kept.count(0)
+        counters.tokens += tokens
+        counters.target_calls += calls
         if lengths is not None and is_paused and not lengths.is_timing and not self.source.layers:
-            self._count(num_kept, None)
             return
         step = read_step()
-        self._count(num_kept, step.verified)
+        if step.verified is not None:
+            counters.verified_tokens += sum(step.verified)
+            counters.accepted_tokens += tokens - calls  # one token of each request was no draft
         if step.features is not None and step.layout is not None:
             self.source.store(step.features, step.layout)
         if lengths is not None:
-            lengths.observe(step, start)
+            lengths.observe(step.names, num_kept, step.verified, start)
         if not is_paused:
             self._fill(drafts, step, num_kept, start)
             if lengths is not None:
-                lengths.finish(step, time.perf_counter())
+                lengths.finish(time.perf_counter())
 
     def _fill(self, drafts: Chains, step: EngineStep, num_kept: list[int], start: float) -> None:
         batch = select_requests(step, self._max_tokens)
         if not batch.requests:
             return
         slots = None
-        reads_slots = self._mixture is None or self._mixture.lengths.reads_slots(len(num_kept))
+        lengths = None if self._mixture is None else self._mixture.lengths
+        reads_slots = self._has_heads if lengths is None else lengths.reads_slots()
         if reads_slots or self._checks_rows:
             rows = rows_of_last_tokens(batch.requests, num_kept, step.verified)
             hidden = take_rows(step.hidden, rows)
@@ -189,15 +199,6 @@ class StepDrafter:
         ]
         return self._lattices.propose(slots, contexts, batch.max_lengths)
 
-    def _count(self, num_kept: list[int], verified: Sequence[int] | None) -> None:
-        counters = self.counters
-        tokens, calls = sum(num_kept), len(num_kept) - num_kept.count(0)
-        counters.target_calls += calls
-        counters.tokens += tokens
-        if verified is not None:
-            counters.verified_tokens += sum(verified)
-            counters.accepted_tokens += tokens - calls  # one token of each request was no draft
-
     def _check_rows(self, hidden: Tensor, batch: DraftBatch) -> None:
         """Compares the target's argmax of each row with the last kept token."""
         logits = self._target.compute_logits(hidden)
@@ -221,24 +222,22 @@ class StepDrafter:
             )
         self.counters.failures += 1
 
-    def _log(self) -> None:
-        """A line with the counts, if the last one is old enough and something happened since."""
-        if not self._options.log_seconds or self.counters.steps == self._logged_steps:
-            return
-        if self.counters.steps % _ADVICE_STEPS == 0:
+    def _log(self, now: float) -> None:
+        """A line with the counts if the last one is old enough, and advice."""
+        if self._options.log_seconds and self.counters.steps % _ADVICE_STEPS == 0:
             for line in self._advice.lines(self.counters):
                 self._logger.warning(line)
-        now = time.monotonic()
-        if self.counters.steps == 1:  # the server waited for its first request
-            self._logged_at = now
-        if now - self._logged_at >= self._options.log_seconds:
-            self._logger.info(self.counters.describe())
-            if self._mixture is not None and (costs := self._mixture.lengths.describe_costs()):
-                self._logger.info(
-                    "lattice-bpd: milliseconds of a step of one request by draft tokens, for "
-                    "`lattice-bpd build --costs FILE`: %s", costs,
-                )  # fmt: skip
-            self._logged_steps, self._logged_at = self.counters.steps, now
+        if now < self._log_at:
+            return
+        self._log_at = now + self._log_seconds
+        self._logger.info(self.counters.describe())
+        lengths = None if self._mixture is None else self._mixture.lengths
+        times = {} if lengths is None else lengths.step_seconds(1)
+        if len(times) > 1:
+            self._logger.info(
+                "lattice-bpd: milliseconds of a step of one request by draft tokens, for "
+                "`lattice-bpd build --costs FILE`: %s", describe_costs(times),
+            )  # fmt: skip
 
 
 def mask_invalid(slots: Any) -> Tensor | None:

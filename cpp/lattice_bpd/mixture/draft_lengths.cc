@@ -1,0 +1,298 @@
+#include "lattice_bpd/mixture/draft_lengths.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+#include "lattice_bpd/base/errors.h"
+
+namespace lattice_bpd {
+namespace {
+
+constexpr double kLeastGain = 0.05;  // of the mean speed: less is hidden by errors of estimates
+constexpr double kShare = 0.005;     // of the time, for searches without drafts, and lost by trials
+constexpr int kTrial = 64;           // steps after which the other choice is tried; fewer at first
+constexpr int kRecent = 8, kOld = 512;  // steps of a size that are kept; after which they are old
+constexpr int kRenewed = 8;    // steps after which times are computed again; fewer at first
+constexpr int kFew = 3;        // steps from which on a low time is no chance
+constexpr double kRate = 0.2;  // weight of a new gain
+constexpr double kPrior = 4.0, kKeep = 0.995;  // of a calibration: tokens, weight of the past
+constexpr double kForget = 0.98;               // of the longest draft, for each step
+
+double Low(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[(values.size() - 1) / 3];
+}
+
+// The first index of the grid whose size is `size` or more.
+int GridIndex(int size) {
+  int index = 0;
+  while (StepTimes::GridSize(index) < size) ++index;
+  return index;
+}
+
+template <typename T>
+void KeepLast(std::size_t count, T value, std::vector<T>* values) {
+  if (values->size() == count) values->erase(values->begin());
+  values->push_back(value);
+}
+
+}  // namespace
+
+AcceptanceCalibration::AcceptanceCalibration() {
+  for (int n = 0; n <= kBuckets; ++n) expected_[n] = kPrior * (n + 0.5) / kBuckets;
+  accepted_ = expected_;
+}
+
+void AcceptanceCalibration::Observe(Span<double> probs, int accepted) {
+  for (std::size_t i = 0; i < probs.size(); ++i) {
+    const int n = static_cast<int>(probs[i] * kBuckets);
+    expected_[n] = kKeep * expected_[n] + probs[i];
+    accepted_[n] = kKeep * accepted_[n] + (static_cast<int>(i) < accepted ? 1.0 : 0.0);
+  }
+}
+
+std::vector<double> AcceptanceCalibration::Adjust(Span<double> probs) const {
+  std::vector<double> adjusted;
+  double least = 1.0;
+  for (const double prob : probs) {
+    const int n = static_cast<int>(prob * kBuckets);
+    least = std::min(least, prob * accepted_[n] / expected_[n]);
+    adjusted.push_back(least);
+  }
+  return adjusted;
+}
+
+// 0, 1, 2, 3, 4, 6, 8, 12, ..: few, since the first step of each is slow.
+int StepTimes::GridSize(int index) {
+  if (index < 4) return index;
+  return index % 2 == 0 ? 1 << index / 2 : 3 << (index - 3) / 2;
+}
+
+StepTimes::StepTimes(int num_requests, int num_tokens)
+    : longest(num_tokens), token_cost(0x1p-22), num_requests_(num_requests) {}
+
+void StepTimes::Add(int size, double seconds) {
+  num_same_ = was_plain == (size == 0) ? num_same_ + 1 : 1;
+  was_plain = size == 0;
+  largest = std::max(largest, size);
+  ++(size > 0 ? num_drafts_ : num_plain);
+  const int now = num_plain + num_drafts_;
+  const auto index = static_cast<std::size_t>(GridIndex(size));
+  if (sizes_.size() <= index) sizes_.resize(index + 1);
+  KeepLast(kRecent, seconds, &sizes_[index].recent);
+  sizes_[index].last = now;
+  if (size > 0) KeepLast(2 * kRecent, {size, seconds}, &drafted_);
+  if (now % kRenewed != 0 && now >= kOld / kRenewed) return;
+  for (std::size_t i = 1; i < sizes_.size(); ++i) {
+    if (now - sizes_[i].last >= kOld) sizes_[i].recent.clear();
+  }
+  estimates_.clear();
+}
+
+const std::vector<double>& StepTimes::Estimate(int size) {
+  const auto count = static_cast<std::size_t>(GridIndex(size)) + 1;
+  if (estimates_.size() >= count) return estimates_;
+  double seconds = Low(sizes_[0].recent);
+  std::vector<double> slopes;
+  for (const auto& [tokens, time] : drafted_) slopes.push_back((time - seconds) / tokens);
+  const double slope = slopes.empty() ? 0.0 : std::max(Low(slopes), 0.0);
+  int exponent = 0;
+  std::frexp(std::max(num_requests_ * slope / seconds, 1e-6), &exponent);
+  token_cost = std::ldexp(1.0, std::min(exponent - 2, -2));
+  estimates_.clear();
+  int known = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const int tokens = GridSize(static_cast<int>(i));
+    if (i > 0 && i < sizes_.size() && sizes_[i].recent.size() >= kFew) {
+      seconds = Low(sizes_[i].recent), known = tokens;
+    }
+    estimates_.push_back(seconds + slope * (tokens - known));
+  }
+  return estimates_;
+}
+
+bool StepTimes::IsTrialDue(int size, double gain) const {
+  if (was_plain != (size == 0)) return false;
+  double often = std::min(4 * (1 + std::min(num_plain, num_drafts_)), kTrial);
+  if (size == 0 && num_drafts_ >= kFew) often = std::max(often, (1.0 / gain - 1.0) / kShare);
+  return num_same_ >= often;
+}
+
+std::map<int, double> StepTimes::Known() const {
+  std::map<int, double> known;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    if (!sizes_[i].recent.empty()) known[GridSize(static_cast<int>(i))] = Low(sizes_[i].recent);
+  }
+  return known;
+}
+
+DraftLengths::DraftLengths(int num_tokens, bool has_slots, bool may_pause)
+    : num_tokens_(num_tokens), has_slots_(has_slots), may_pause_(may_pause) {}
+
+void DraftLengths::Observe(const std::vector<std::string>& names, Span<int> kept,
+                           Span<int> verified, double now) {
+  if (names.size() < kept.size() || (!verified.empty() && verified.size() < kept.size())) {
+    throw ValueError("DraftLengths: names and verified; expected one for each request");
+  }
+  std::vector<Request> step(kept.size());
+  bool is_measured = is_timing_ && !step.empty();
+  for (std::size_t i = 0; i < step.size(); ++i) {
+    step[i].name = names[i];
+    step[i].kept = kept[i];
+    auto last = step_.begin() + static_cast<std::ptrdiff_t>(std::min(i, step_.size()));
+    if (last == step_.end() || last->name != names[i]) {
+      last = std::find_if(step_.begin(), step_.end(),
+                          [&](const Request& one) { return one.name == names[i]; });
+    }
+    const bool is_known = last != step_.end() && last->kept > 0;
+    is_measured = is_measured && is_known && kept[i] > 0;
+    if (!is_known || kept[i] == 0 || verified.empty()) continue;
+    if (last->drafted.size() == static_cast<std::size_t>(verified[i])) {
+      calibration_.Observe(last->drafted, kept[i] - 1);
+    }
+  }
+  step_ = std::move(step);
+  is_timing_ = false;
+  if (!is_measured) return;
+  const int size = std::accumulate(verified.begin(), verified.end(), 0);
+  TimesOf(static_cast<int>(kept.size())).Add(size, now - begin_);
+}
+
+bool DraftLengths::IsPaused(int num_requests) {
+  StepTimes& times = TimesOf(num_requests);
+  if (times.pause == 0 || !may_pause_) return false;
+  --times.pause;
+  return true;
+}
+
+bool DraftLengths::ReadsSlots() {
+  reads_slots_ = has_slots_;
+  if (!has_slots_ || !may_pause_) return reads_slots_;
+  StepTimes& times = TimesOf(static_cast<int>(step_.size()));
+  ++times.searches;
+  const bool is_trial = times.searches % (times.searches <= kTrial / 4 ? 2 : kTrial) == 0;
+  return reads_slots_ = (times.gains[1] >= times.gains[0]) != is_trial;
+}
+
+std::vector<std::vector<std::int64_t>> DraftLengths::Draft(const std::vector<MixtureText*>& texts,
+                                                           Span<int> requests,
+                                                           Span<std::int32_t> max_lengths,
+                                                           const std::vector<HeadCandidates>& heads,
+                                                           double own_seconds, int threads) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  if (requests.size() != texts.size() || max_lengths.size() != texts.size()) {
+    throw ValueError("DraftLengths: requests and max_lengths; expected one for each text");
+  }
+  for (const int request : requests) {
+    if (request < 0 || static_cast<std::size_t>(request) >= step_.size()) {
+      throw ValueError(StrCat("DraftLengths: request ", request,
+                              "; the step that was observed has ", step_.size()));
+    }
+  }
+  // Longer drafts are not verified lately, and improbable tokens do not pay. After a step without
+  // drafts, whose cost may be overestimated, all that may be tried.
+  const StepTimes& times = TimesOf(static_cast<int>(step_.size()));
+  const int most = static_cast<int>(2 * times.longest);
+  BatchLimits limits;
+  limits.is_chain = true;
+  std::vector<std::int32_t> max_depths;
+  for (const std::int32_t length : max_lengths) {
+    limits.max_nodes = std::max(limits.max_nodes, std::min(length, most));
+    max_depths.push_back(std::min(length, most));
+  }
+  limits.max_depths = max_depths;
+  std::vector<double> costs;
+  for (int n = 0; !times.was_plain && n <= limits.max_nodes; ++n) {
+    costs.push_back(1.0 + times.token_cost * n);
+  }
+  limits.costs = costs;
+  const std::vector<PrefixTree> chains = SearchMixtures(texts, heads, limits, threads);
+  std::vector<std::vector<double>> probs, adjusted;
+  for (const PrefixTree& chain : chains) {
+    probs.emplace_back();
+    for (std::size_t n = 1; n < chain.size(); ++n) {
+      probs.back().push_back(std::exp(double{chain.nodes()[n].log_prob}));
+    }
+    adjusted.push_back(calibration_.Adjust(probs.back()));
+  }
+  own_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  const std::vector<std::size_t> lengths = Choose(adjusted, own_seconds);
+  std::vector<std::vector<std::int64_t>> drafts(chains.size());
+  for (std::size_t i = 0; i < drafts.size(); ++i) {
+    for (std::size_t n = 1; n <= lengths[i]; ++n) {
+      drafts[i].push_back(chains[i].nodes()[n].token_id);
+    }
+    probs[i].resize(lengths[i]);
+    step_[static_cast<std::size_t>(requests[i])].drafted = std::move(probs[i]);
+  }
+  return drafts;
+}
+
+std::vector<std::size_t> DraftLengths::Choose(const std::vector<std::vector<double>>& probs,
+                                              double own_seconds) {
+  const auto count = static_cast<int>(step_.size());
+  StepTimes& times = TimesOf(count);
+  std::vector<std::size_t> lengths(probs.size(), 0);
+  if (times.num_plain == 0) return lengths;
+  // What each token adds to the logarithm of its request's speed, negative, and the request. A
+  // prefix precedes what extends it, since they add ever less.
+  std::vector<std::pair<double, std::size_t>> added;
+  for (std::size_t request = 0; request < probs.size(); ++request) {
+    double expected = 1.0, before = 0.0;
+    for (const double prob : probs[request]) {
+      expected += prob;
+      const double log = std::log(expected);
+      added.emplace_back(before - log, request);
+      before = log;
+    }
+  }
+  std::sort(added.begin(), added.end());
+  added.resize(
+      std::min(added.size(), static_cast<std::size_t>(std::max(2 * times.largest, count))));
+  const auto most = static_cast<int>(added.size());
+  const std::vector<double>& seconds = times.Estimate(most);
+  const double plain = seconds[0] + own_seconds;
+  // The largest sum of each time; the most promising trial is of a token for each request.
+  std::vector<double> logs = {0.0};
+  for (const auto& [less, request] : added) logs.push_back(logs.back() - less);
+  double gain = 0.0, trial_gain = 0.0;
+  int size = 0, trial_size = 0;
+  for (std::size_t i = 0; i < seconds.size(); ++i) {
+    const int sum = std::min(StepTimes::GridSize(static_cast<int>(i)), most);
+    const double of_sum =
+        std::exp(logs[static_cast<std::size_t>(sum)] / count) * plain / (seconds[i] + own_seconds);
+    if (of_sum > gain) gain = of_sum, size = sum;
+    if (sum >= std::min(count, most) && of_sum > trial_gain) trial_gain = of_sum, trial_size = sum;
+  }
+  if (gain < 1.0 + kLeastGain) gain = 1.0, size = 0;
+  const bool is_trial = most > 0 && times.IsTrialDue(size, trial_gain);
+  double& mean = times.gains[reads_slots_ ? 1 : 0];
+  mean += kRate * (gain * seconds[0] / plain - mean);
+  const bool pays = std::max(mean, has_slots_ ? times.gains[1] : 0.0) >= 1.0;
+  if (size == 0 && !is_trial && !reads_slots_ && !pays) {
+    times.pause = static_cast<int>(std::min<double>(own_seconds / seconds[0] / kShare, kTrial));
+  }
+  if (is_trial) size = size > 0 ? 0 : trial_size;
+  for (int i = 0; i < size; ++i) ++lengths[added[static_cast<std::size_t>(i)].second];
+  times.longest = std::max(kForget * times.longest, 1.0);
+  for (const std::size_t length : lengths) {
+    times.longest = std::max(times.longest, static_cast<double>(length));
+  }
+  return lengths;
+}
+
+std::map<int, double> DraftLengths::StepSeconds(int num_requests) {
+  return TimesOf(num_requests).Known();
+}
+
+StepTimes& DraftLengths::TimesOf(int num_requests) {
+  int grain = 1;
+  while (num_requests >= 8 * grain) grain *= 2;
+  const int rounded = (num_requests + grain - 1) / grain * grain;
+  return times_.try_emplace(rounded, rounded, num_tokens_).first->second;
+}
+
+}  // namespace lattice_bpd
