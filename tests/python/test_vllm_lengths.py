@@ -61,7 +61,7 @@ def searched(probs: list[float], cost: float) -> int:
 class Clock:
     """An engine whose steps take `base + slope * draft tokens` seconds.
 
-    It accepts drafts as often as their probabilities say, or never.
+    It accepts drafts as often as their probabilities say.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Clock:
         self.now, self.sums = 0.0, list[int]()
         self.drafted: list[list[float]] = [[] for _ in range(count)]
         self.texts = [make_text() for _ in range(count)]
-        self.is_accepting, self.num_unverified, self._drafts = True, 0, 0
+        self._drafts = 0
 
     def run(self, steps: int, probs: Any, own: float = 0.0, slots: Any = None) -> int:
         """Searches among the steps; `slots` is told whether each was with heads."""
@@ -81,7 +81,7 @@ class Clock:
         for _ in range(steps):
             kept = [1 + self._accepted(i) for i in range(self.count)]
             is_paused = self.lengths.is_paused(self.count)
-            verified = [len(one) - self.num_unverified for one in self.drafted[: self.count]]
+            verified = list(map(len, self.drafted))
             self.lengths.observe(names, kept, verified if any(self.drafted) else None, self.now)
             self.drafted = [[] for _ in range(self.count)]
             if not is_paused:
@@ -101,7 +101,7 @@ class Clock:
 
     def _accepted(self, request: int) -> int:
         drafted = self.drafted[request]
-        if not drafted or not self.is_accepting:
+        if not drafted:
             return 0
         self._drafts += 1
         even = self._drafts * 0.6180339887498949 % 1.0  # of an evenly distributed sequence
@@ -201,23 +201,21 @@ def test_a_gain_within_the_errors_of_estimates_is_none(prob: float, drafted: int
     assert int(np.median(clock.sums[-100:])) == drafted
 
 
-def test_drafts_that_are_never_accepted_are_no_longer_made() -> None:
-    """Though the mixture expects that they are; those that were not verified teach nothing."""
-    for num_unverified in (0, 1):
-        clock = Clock(1.0, 0.3, 2)
-        clock.is_accepting, clock.num_unverified = False, num_unverified
-        clock.run(400, [[0.8, 0.7]] * 2)
-        assert (np.mean(clock.sums[-100:]) > 1.5) == (num_unverified == 1)
-
-
-def test_another_request_s_drafts_teach_nothing() -> None:
-    """A request that joins in the place of one that ended."""
+@pytest.mark.parametrize(
+    ("name", "verified", "is_drafted"), [("0", 2, False), ("0", 1, True), ("new {}", 2, True)]
+)
+def test_drafts_that_are_not_accepted_are_no_longer_made(
+    name: str, verified: int, is_drafted: bool
+) -> None:
+    """Though the mixture expects that they are. Drafts that were cut teach nothing, nor do those
+    of a request whose place another one has."""
     clock = Clock(1.0, 0.3, 1)
     clock.run(400, [[0.8, 0.7]])
     for n in range(400):
-        clock.lengths.observe([f"new {n}"], [1], [2], clock.now)
-        drafts = clock.lengths.draft(clock.texts, [0], [2], *arrays_of([[0.8, 0.7]]), 0.0)
-    assert list(map(len, drafts)) == [2]
+        clock.lengths.observe([name.format(n)], [1], [verified], clock.now)
+        clock.lengths.reads_slots()
+        (draft,) = clock.lengths.draft(clock.texts, [0], [2], *arrays_of([[0.8, 0.7]]), 0.0)
+    assert len(draft) == 2 * is_drafted
 
 
 def test_no_longer_drafts_are_searched_than_twice_those_verified() -> None:

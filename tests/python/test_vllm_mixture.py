@@ -44,11 +44,12 @@ def test_nothing_is_needed_but_the_text(vllm: Any, monkeypatch: pytest.MonkeyPat
     config.speculative_config.num_speculative_tokens = 2 * SLOTS
     proposer = LatticeProposer(config)
     proposer.load_model(Target())
-    draft_freely(proposer, monkeypatch)
     prompt = list(range(VOCAB)) * 2
     runner = vllm.runner(proposer, [Request(prompt)])
     runner.budget = 2 * SLOTS
     monkeypatch.setattr(proposer, "observe_step", without_states(proposer.observe_step))
+    runner.step()  # as long as pays: nothing is measured yet
+    draft_freely(proposer, monkeypatch)
     runner.step()
     (request,) = runner.batch
     exact = request.text[-1]
