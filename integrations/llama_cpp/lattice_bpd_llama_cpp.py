@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,18 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.arguments import check_int, check_number
 from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.vocabulary import check_same_ids
 
 _ANY = 1 << 21  # more tokens than any model has
 _ROUNDS = 5  # measurements of each call
-_LEAST_SHARED = 0.9  # of the token ids of model and LM; some may be padding
+_MOST = 1024  # tokens of a draft
 _GOOD = 0.9  # probability of each token of a good draft
 _LEAST_GAIN = 1.15  # in tokens per second, expected of good drafts, and of each that is proposed
 _LOGGER = logging.getLogger(__name__)
 
 
-def load(path: str, lm: NGramLM | None = None, *, num_tokens: int = 10, **options: Any) -> Any:
+def load(
+    path: str | os.PathLike[str], lm: NGramLM | None = None, *, num_tokens: int = 10, **options: Any
+) -> Any:
     """A `llama_cpp.Llama` with drafts where they pay, else a plain one.
 
     Loads the model with `logits_all=True` and measures (`NGramDraftModel.of`). The logits of all
@@ -39,15 +44,22 @@ def load(path: str, lm: NGramLM | None = None, *, num_tokens: int = 10, **option
     Args:
         path: the GGUF file.
         lm: n-gram LM over the model's token ids; None: the text alone.
-        num_tokens: tokens of the longest draft.
+        num_tokens: tokens of the longest draft, up to 1024.
         options: of `Llama`.
 
     Raises:
         ImportError: llama-cpp-python is not installed.
-        TypeError, ValueError: as `NGramDraftModel.of`.
+        TypeError, ValueError: as `NGramDraftModel.of`, or options that leave nothing to draft for.
     """
     from llama_cpp import Llama
 
+    if options.get("draft_model") or options.get("vocab_only"):
+        raise ValueError(
+            "load: found draft_model or vocab_only; expected neither: load sets draft_model of a "
+            "whole model; use llama_cpp.Llama for yours"
+        )
+    path = os.fsdecode(path)
+    NGramDraftModel(lm, num_tokens=num_tokens)  # what is wrong with these is said at once
     model: Any = Llama(path, **{**options, "logits_all": True})
     drafts = NGramDraftModel.of(model, lm, num_tokens=num_tokens)
     if drafts.pays:
@@ -80,7 +92,7 @@ class NGramDraftModel:
 
     Args:
         lm: n-gram LM over the model's token ids; None: the text alone.
-        num_tokens: tokens of the longest draft.
+        num_tokens: tokens of the longest draft, up to 1024.
         min_prob: a draft ends before the first prefix of a smaller probability.
         vocab_size: tokens of the model, `Llama.n_vocab()`; others are not drafted. None: any.
         costs: (num_tokens + 1,) time of a call of the model that reads 1, 2, .. tokens, as of
@@ -91,7 +103,7 @@ class NGramDraftModel:
         pays: whether drafts are proposed.
 
     Raises:
-        TypeError: lm is no NGramLM.
+        TypeError: lm is no NGramLM, or an option of another type.
         ValueError: an option out of range, or an LM of another model.
     """
 
@@ -104,24 +116,26 @@ class NGramDraftModel:
         vocab_size: int | None = None,
         costs: Sequence[float] | None = None,
     ) -> None:
-        if num_tokens < 1 or not 0.0 < min_prob <= 1.0:
-            raise ValueError(
-                f"NGramDraftModel: num_tokens is {num_tokens}, min_prob {min_prob}; expected 1 or "
-                "more, and a probability above 0"
-            )
-        if costs is not None and (len(costs) != num_tokens + 1 or min(costs) <= 0.0):
-            raise ValueError(
-                f"NGramDraftModel: costs are {list(costs)}; expected {num_tokens + 1} times above 0"
-            )
+        num_tokens = check_int("NGramDraftModel: num_tokens", num_tokens, 1, _MOST)
+        min_prob = check_number("NGramDraftModel: min_prob", min_prob, positive=True)
+        if min_prob > 1.0:
+            raise ValueError(f"NGramDraftModel: min_prob is {min_prob}; expected 1 or less")
+        if vocab_size is not None:
+            vocab_size = check_int("NGramDraftModel: vocab_size", vocab_size, 1, _ANY)
+        if costs is not None:
+            costs = [
+                check_number("NGramDraftModel: costs", one, positive=True)
+                for one in np.ravel(costs)
+            ]
+            if len(costs) != num_tokens + 1:
+                raise ValueError(
+                    f"NGramDraftModel: costs has {len(costs)} times; expected {num_tokens + 1}, "
+                    "of calls that read 1, 2, .. tokens"
+                )
         if lm is not None and not isinstance(lm, NGramLM):
             raise TypeError(f"NGramDraftModel: lm is {lm!r}; expected an NGramLM: NGramLM.load(..)")
         if lm is not None and vocab_size is not None:
-            sizes = sorted((lm.vocab_size, vocab_size))
-            if sizes[0] < _LEAST_SHARED * sizes[1]:
-                raise ValueError(
-                    f"NGramDraftModel: the LM has {lm.vocab_size} token ids, the model "
-                    f"{vocab_size}; expected an LM over the token ids of this model"
-                )
+            check_same_ids("NGramDraftModel", "LM", lm.vocab_size, vocab_size)
         self._costs = None if costs is None else np.array(costs, np.float64)
         good = np.cumsum(_GOOD ** np.arange(num_tokens + 1))  # expected tokens of a call
         self.pays = self._costs is None or bool(
@@ -153,6 +167,7 @@ class NGramDraftModel:
             ValueError: as the class; a model loaded without logits_all=True, with recurrent
                 layers, or whose context is too short.
         """
+        _check_model("NGramDraftModel", model)
         if getattr(model, "_is_recurrent", False) or getattr(model, "_is_hybrid", False):
             raise ValueError(
                 "NGramDraftModel: the model has recurrent layers, whose state cannot drop rejected "
@@ -164,8 +179,10 @@ class NGramDraftModel:
                 "logits of the last token only, and drafts cannot be verified; expected "
                 "Llama(.., logits_all=True)"
             )
+        size = model.n_vocab()
+        cls(lm, num_tokens=num_tokens, vocab_size=size)  # what is wrong is said before measuring
         costs = measure_costs(model, num_tokens)
-        drafts = cls(lm, num_tokens=num_tokens, vocab_size=model.n_vocab(), costs=costs)
+        drafts = cls(lm, num_tokens=num_tokens, vocab_size=size, costs=costs)
         times = ", ".join(f"{n} {1e3 * costs[n - 1]:.1f}" for n in _sizes(num_tokens))
         if drafts.pays:
             _LOGGER.info("lattice-bpd: milliseconds of a call by its tokens: %s", times)
@@ -188,6 +205,7 @@ class NGramDraftModel:
             (n,) int32, 0 to num_tokens token ids; none for a text with ids below 0 or that the
             model does not have.
         """
+        input_ids = np.asarray(input_ids)
         if (
             not self.pays
             or len(input_ids) == 0
@@ -228,12 +246,16 @@ def measure_costs(model: Any, num_tokens: int) -> list[float]:
     The model's text is reset.
 
     Raises:
-        ValueError: a context that is too short.
+        TypeError: another model, or num_tokens is no int.
+        ValueError: num_tokens out of range, or a context that is too short.
     """
+    _check_model("measure_costs", model)
+    num_tokens = check_int("measure_costs: num_tokens", num_tokens, 1, _MOST)
     sizes, token = _sizes(num_tokens), max(model.token_bos(), 0)
-    if model.n_ctx() < 2 * (num_tokens + 1):
+    context = min(model.n_ctx(), len(model.input_ids))  # llama.cpp pads its own, not that of Python
+    if context < 2 * (num_tokens + 1):
         raise ValueError(
-            f"measure_costs: the context has {model.n_ctx()} tokens; expected "
+            f"measure_costs: the context has {context} tokens; expected "
             f"{2 * (num_tokens + 1)} or more, or a smaller num_tokens"
         )
     times: dict[int, list[float]] = {size: [] for size in sizes}
@@ -248,6 +270,11 @@ def measure_costs(model: Any, num_tokens: int) -> list[float]:
     model.reset()
     least = [min(times[size]) for size in sizes]
     return [float(one) for one in np.interp(np.arange(1, num_tokens + 2), sizes, least)]
+
+
+def _check_model(where: str, model: Any) -> None:
+    if not hasattr(model, "n_vocab"):
+        raise TypeError(f"{where}: model is {model!r}; expected a llama_cpp.Llama")
 
 
 def _sizes(num_tokens: int) -> list[int]:

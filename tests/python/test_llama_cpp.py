@@ -94,6 +94,7 @@ class Engine:
         self.draft_model: Any = None
         self.is_closed = False
         self.scores = np.zeros((n_ctx, 10), np.float32)
+        self.input_ids = np.zeros(n_ctx, np.intc)
         row = np.arange(10, dtype=np.float32)
         self._ctx = SimpleNamespace(
             get_logits=lambda: row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
@@ -114,7 +115,7 @@ class Engine:
         return 10
 
     def n_ctx(self) -> int:
-        return len(self.scores)
+        return -(-len(self.input_ids) // 256) * 256  # as llama.cpp pads it
 
     def token_bos(self) -> int:
         return 1
@@ -203,6 +204,11 @@ def test_models_that_cannot_verify_drafts_are_refused() -> None:
         NGramDraftModel.of(Engine("gpu"))
     with pytest.raises(ValueError, match="the context has 64 tokens; expected 82 or more"):
         NGramDraftModel.of(Engine("gpu", logits_all=True), num_tokens=40)
+    with pytest.raises(ValueError, match="the context has 21 tokens; expected 22 or more"):
+        NGramDraftModel.of(Engine("gpu", logits_all=True, n_ctx=21))
+    for function in (NGramDraftModel.of, lambda model: measure_costs(model, 3)):
+        with pytest.raises(TypeError, match=r"model is 'x'; expected a llama_cpp.Llama"):
+            function("x")
     model = Engine("gpu", logits_all=True)
     model._is_hybrid = True  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="recurrent layers, whose state cannot drop rejected"):
@@ -210,18 +216,49 @@ def test_models_that_cannot_verify_drafts_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("num_tokens", 0), ("min_prob", 0.0), ("min_prob", 1.1), ("costs", [1.0])]
+    ("name", "value"),
+    [
+        *[("num_tokens", value) for value in (0, -1, 1025, 10**12, 2.5, "3", True, None)],
+        *[("min_prob", value) for value in (0.0, -1.0, 1.1, float("nan"), "x", True, None)],
+        *[("vocab_size", value) for value in (0, -1, 10**12, 2.5, "x", True)],
+        *[("costs", value) for value in ([], [1.0], 5, [0.0] * 11, [float("nan")] * 11, "x")],
+    ],
 )
 def test_options_out_of_range_are_named(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
+    wrong = pytest.raises((TypeError, ValueError), match=rf"NGramDraftModel: {name} .*; expected")
+    with wrong:
         NGramDraftModel(**{name: value})
+    if name == "num_tokens":
+        with pytest.raises((TypeError, ValueError), match="measure_costs: num_tokens is"):
+            measure_costs(Engine("gpu", logits_all=True), value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lm": "own.lm"}, "expected an NGramLM"),
+        ({"num_tokens": 0}, "num_tokens is 0"),
+        ({"draft_model": NGramDraftModel()}, "found draft_model or vocab_only"),
+        ({"vocab_only": True}, "found draft_model or vocab_only"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=None))
+    with pytest.raises((TypeError, ValueError), match=message):
+        load("model.gguf", **options)
 
 
 def test_lms_of_other_models_are_refused(lm: NGramLM) -> None:
-    for size in (8, 12):
-        with pytest.raises(ValueError, match=f"has 10 token ids, the model {size}; expected"):
+    for size in (4, 21):
+        with pytest.raises(ValueError, match=f"a vocabulary of 10, the target one of {size}; exp"):
             NGramDraftModel(lm, vocab_size=size)
-    for size in (9, 11, None):  # padding
+    model = Engine("gpu", logits_all=True)
+    with pytest.raises(ValueError, match="a vocabulary of 99, the target one of 10; expected"):
+        NGramDraftModel.of(model, NGramLM.train([CYCLE], 2, vocab_size=99, smoothing="witten_bell"))
+    assert model.calls == []  # nothing is measured first
+    for size in (9, 20, None):  # padding
         NGramDraftModel(lm, vocab_size=size)
     path: Any = "corpus.lm"
     with pytest.raises(TypeError, match=r"'corpus.lm'; expected an NGramLM: NGramLM.load"):
