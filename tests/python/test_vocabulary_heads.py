@@ -12,6 +12,7 @@ import torch
 
 from lattice_bpd import FormatError
 from lattice_bpd.models import VocabularyHeads, load_heads
+from lattice_bpd.models import heads as heads_module
 from lattice_bpd.train import head_states as states_module
 from lattice_bpd.train import vocabulary_heads as training
 from lattice_bpd.train.head_states import KeptStates, StateFile
@@ -109,11 +110,14 @@ def test_a_single_state_is_read_with_weights_of_8_bits(
     with monkeypatch.context() as patch:
         patch.setattr(heads, "draft_logits", None)  # not called
         check()
-    for weight in heads.parameters():
+        heads.attach(model)  # as each call of `generate` does
+        patch.setattr(heads_module, "_pack", None)  # not called again
+        check()
+    for weight in (heads.inner.weight, heads.outer_weight, model.get_output_embeddings().weight):
         weight.mul_(1.5)
-    with torch.enable_grad():
-        heads.draft_states(hidden, exact)  # as in training, after which the weights are others
-    check()
+        heads.attach(model)
+        check()
+    model = copy.deepcopy(model)  # another target
     model.get_output_embeddings().weight.neg_()
     heads.attach(model)
     check()

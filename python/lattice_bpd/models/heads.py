@@ -183,7 +183,7 @@ class VocabularyHeads(SavedHeads):
         self.outer_weight = nn.Parameter(torch.zeros(num_slots * hidden_size, inner_size))
         self.outer_bias = nn.Parameter(torch.zeros(num_slots, hidden_size))
         self._target: tuple[Any, Any, Tensor, Tensor | None] | None = None
-        self._packed: list[tuple[Tensor, Tensor]] = []
+        self._packed: tuple[Any, ...] = ()
         if not ids.is_meta:
             self._check_tensors()
 
@@ -207,7 +207,6 @@ class VocabularyHeads(SavedHeads):
         rows = output.weight.detach()[self.token_ids]
         bias = None if bias is None else bias.detach()[self.token_ids]
         self._target = base.get_input_embeddings(), output, rows, bias
-        self._packed = []
 
     def draft_states(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """States whose products with the output embedding are the logits.
@@ -219,8 +218,6 @@ class VocabularyHeads(SavedHeads):
         Returns:
             (N, H, D) float.
         """
-        if torch.is_grad_enabled():
-            self._packed = []  # the weights may change
         inputs = self._inputs(hidden, exact_tokens)
         inner = F.silu(self.inner(inputs)).view(len(hidden), self.num_slots, -1).transpose(0, 1)
         weight = self.outer_weight.view(self.num_slots, self.hidden_size, -1).transpose(1, 2)
@@ -269,10 +266,15 @@ class VocabularyHeads(SavedHeads):
 
     def _packed_logits(self, hidden: Tensor, exact_tokens: Tensor) -> Tensor:
         """`draft_logits` in bfloat16 with weights of 8 bits, half the memory to read."""
-        rows, bias = self.output_rows()
-        outer = self.outer_weight.view(self.num_slots, self.hidden_size, -1)
-        self._packed = self._packed or [*map(_pack, (self.inner.weight, *outer, rows))]
-        first, *others, last = self._packed
+        assert self._target is not None
+        _, output, rows, bias = self._target
+        weights = self.inner.weight, self.outer_weight, output.weight
+        versions = [(id(one), one.is_inference() or one._version) for one in weights]
+        if self._packed[:1] != (versions,):
+            outer = self.outer_weight.view(self.num_slots, self.hidden_size, -1)
+            packed = [*map(_pack, (self.inner.weight, *outer, rows))]
+            self._packed = versions, packed, weights  # kept, so that no other one has their id
+        first, *others, last = self._packed[1]
         inner = _multiply(self._inputs(hidden, exact_tokens), first) + self.inner.bias
         parts = F.silu(inner).view(len(hidden), self.num_slots, -1).unbind(1)
         change = torch.stack([*map(_multiply, parts, others)], dim=1)  # (N, H, D)
