@@ -114,6 +114,7 @@ def test_inputs_are_checked_before_torch_is_loaded(folder: Path) -> None:
     (folder / "plain").mkdir()
     (folder / "plain" / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     building = ["build", str(model), "-o", str(folder / "out"), "--prompts"]
+    generating = ("generate", model, "--prompt", "Hi")
     cases = {
         (*building, missing): "no such file",
         (*building, folder): "is a folder; expected a file",
@@ -130,6 +131,16 @@ def test_inputs_are_checked_before_torch_is_loaded(folder: Path) -> None:
         ("build", folder / "plain", *building[2:], prompts): "no config.json in this folder",
         ("build", missing, *building[2:], prompts): "no such folder",
         ("generate", missing, "--prompt", "Hi"): "no such folder",
+        ("generate", folder / "plain", "--prompt", "Hi"): "no config.json in this folder",
+        (*generating, "--drafter", folder / "plain"): "no drafter.json in this folder",
+        (*generating, "--draft-model", folder / "plain"): "no config.json in this folder",
+        (*generating, "--strategy", "neural", "--lm", folder / "plain"): "no config.json in this",
+        (*generating, "--lm", folder / "plain"): "is a directory; expected the file",
+        (*generating, "--strategy", "greedy", "--lm", prompts): "does not use an LM",
+        (*generating, "--max-nodes", "-1"): "-1",
+        (*generating, "--max-new-tokens", "0"): "--max-new-tokens is 0; expected 1 or more",
+        (*generating, "--compare", "--regex", "a"): "--compare: with --accept",
+        (*generating, "--certificate", folder): "is a folder; expected a file to write",
         ("generate", folder / "plain", "--chat", "Hi"): "has no chat template",
         ("generate", model, "--prompt", "Hi", "--drafter", missing): "no such file or folder",
         ("generate", model, "--prompt", "Hi", "--lm", missing): "no such file or folder",

@@ -216,8 +216,10 @@ def test_generate_with_a_tuned_drafter(model_directory, tmp_path, capsys):
 
 def test_generate_errors(model_directory, tmp_path, capsys):
     NGramLM.train([[1, 2]], 2, vocab_size=99, smoothing="witten_bell").save(tmp_path / "small.lm")
+    (broken := tmp_path / "broken").mkdir()
+    (broken / "config.json").write_text("{}")
     cases = [
-        ([tmp_path], "tokenizer.json: no such file"),
+        ([broken], "tokenizer.json: no such file"),
         (["nope"], "nope: no such folder; expected the folder of a causal LM of transformers"),
         ([model_directory, "--lm", tmp_path / "small.lm"],
          "small.lm has a vocabulary of 99, the model one of 300; train the LM on token ids of the "
@@ -230,7 +232,7 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--draft-model", "an/owner"],
          "--draft-model an/owner: no such folder; expected the folder of a causal LM of "
          "transformers; download a model of the hub first: hf download an/owner"),
-        ([tmp_path, "--tokenizer", model_directory / "tokenizer.json"], "model cannot be"),
+        ([broken, "--tokenizer", model_directory / "tokenizer.json"], "model cannot be"),
         (["no-such/model"], "expected the directory or the hub name of a causal LM"),
     ]  # fmt: skip
     for arguments, message in cases:

@@ -68,7 +68,7 @@ def test_the_chat_template_is_applied(
         (["--chat"], "found no prompt"),
         (["--chat", "Hi", "--prompt", "Hi"], "found two prompts"),
         (["--chat", "Hi", "--compare", "--accept", "top_k:2"], "--compare: with --accept"),
-        (["--chat", "Hi", "--max-new-tokens", "0"], "max_new_tokens"),
+        (["--chat", "Hi", "--max-new-tokens", "0"], "--max-new-tokens is"),
     ],
 )
 def test_errors(

@@ -20,7 +20,7 @@ import pytest
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.cli.files import decode_argument, read_sequences, read_text, read_token_ids
+from lattice_bpd.cli.files import decode_argument, read_filled, read_sequences, read_token_ids
 from lattice_bpd.lm import read_lm
 from lattice_bpd.text_input import BOM, parse_json
 from lattice_bpd.train import Corpus
@@ -95,7 +95,7 @@ def read_examples(path: Path) -> list[str]:
 READERS: dict[str, Callable[[Path, Path], Any]] = {
     "corpus": read_corpus,
     "task": lambda path, _: read_examples(path),
-    "prompt": lambda path, _: read_text(path),
+    "prompt": lambda path, _: read_filled(path),
     "sequences": lambda path, _: read_sequences(path, None),
     "token ids": lambda path, _: read_token_ids(path),
     "words": lambda path, _: read_words(path),

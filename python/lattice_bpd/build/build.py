@@ -29,7 +29,7 @@ from lattice_bpd.build.choice import (
     Source,
     choose_sources,
 )
-from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, read_costs, split_chats
+from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
 from lattice_bpd.build.report import (
     LIVE_SHARE,
     BuildResult,
@@ -179,7 +179,7 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         for n, one in enumerate(exchanges)
     ]
     sources = [Source("n-gram LM of own responses", lm)]
-    sources += [Source(f"n-gram LM {path.name}", NGramLM.load(path)) for path in job.lms]
+    sources += map(Source, [f"n-gram LM {path.name}" for path in job.lms], job.given_lms)
     if heads is not None:
         sources.append(Source("heads", None, keep=job.keep_heads))
     choice = choose_sources(
@@ -355,8 +355,8 @@ def _check_drafting(
 
 def _measure_calls(drafting: DraftingModel, job: BuildJob, watcher: Watcher) -> Any:
     """(MAX_NODES + 1,) float64, seconds of a call of the target by its draft tokens."""
-    if job.costs is not None:
-        return interpolate_costs(read_costs(job.costs), range(MAX_NODES + 1)) / 1e3
+    if job.given_costs is not None:
+        return interpolate_costs(job.given_costs, range(MAX_NODES + 1)) / 1e3
     watcher.begin("costs", COST_ROUNDS + 1)
     costs = measure_costs(drafting, COST_SIZES, COST_ROUNDS, watcher.advance)
     watcher.end()

@@ -81,6 +81,16 @@ class BuildJob:
         """The conversations of `responses`."""
         return [chat for file in self.responses for chat in read_chats(file)]
 
+    @cached_property
+    def given_lms(self) -> list[NGramLM]:
+        """The LMs of `lms`."""
+        return [NGramLM.load(path) for path in self.lms]
+
+    @cached_property
+    def given_costs(self) -> dict[int, float] | None:
+        """The times of `costs`."""
+        return None if self.costs is None else read_costs(self.costs)
+
     def check(self) -> None:
         """Reads the files, before torch and a model are loaded.
 
@@ -106,10 +116,7 @@ class BuildJob:
                 f"build: found {count} prompts; expected {FEWEST_CHATS} or more in --prompts FILE "
                 "or --responses FILE: to train on, to fit the mixture to and to measure"
             )
-        if self.costs is not None:
-            read_costs(self.costs)
-        for path in self.lms:
-            NGramLM.load(path)
+        _ = self.given_lms, self.given_costs
 
 
 def split_chats(chats: Sequence[int]) -> tuple[set[int], set[int], set[int]]:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.lm", "block_drafter/*")
 
 
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file; see `lattice_bpd.text_input`.
+def read_filled(path: Path) -> str:
+    """The text of a UTF-8 file that is not empty; see `lattice_bpd.text_input`.
 
     Raises:
         ValueError: another format, not UTF-8, or empty.
@@ -66,7 +66,7 @@ def read_token_ids(path: Path) -> list[int]:
         OSError: it cannot be read.
     """
     ids = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    for number, line in enumerate(read_filled(path).split("\n"), 1):
         for word in line.split():
             if not word.isdecimal():
                 raise ValueError(
@@ -90,6 +90,19 @@ def require_folder(path: Path, expected: str, option: str = "") -> None:
     if not path.exists() and _is_hub_name(str(path)):
         hub = f"; download a model of the hub first: hf download {path} --local-dir {path.name}"
     raise FileNotFoundError(f"{option}{path}: {found}; expected the folder of {expected}{hub}")
+
+
+def require_model(path: Path, option: str = "") -> None:
+    """Refuses a folder that has no model of transformers, without loading torch.
+
+    Raises:
+        FileNotFoundError: it is missing, a file, or without config.json.
+    """
+    require_folder(path, "a causal LM of transformers", option)
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(
+            f"{option}{path}: no config.json in this folder; expected that of a model"
+        )
 
 
 def _is_hub_name(name: str) -> bool:
@@ -176,9 +189,7 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
         OSError: no such folder.
         FormatError: it is not such a model.
     """
-    require_folder(path, "a causal LM of transformers")
-    if not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path}: no config.json in this folder; expected that of a model")
+    require_model(path)
     require("torch", "torch")
     require("transformers", "torch")
     from lattice_bpd.cli.progress import quiet_transformers
@@ -259,30 +270,26 @@ def check_folders(model: Path, heads: Path | None) -> None:
 
     Raises:
         ImportError: torch is not installed.
-        FileNotFoundError: no such folder.
+        FileNotFoundError: no such folder, or one without a model.
         ValueError: a folder without heads, or one with heads only instead of a model.
     """
-    require_folder(model, "a causal LM of transformers")
+    if not any(model.glob("*heads.json")):  # else heads alone, which are told below
+        require_model(model)
     if heads is not None:
         require_folder(heads, "the draft heads", "--heads ")
     require("torch", "torch")
-    from lattice_bpd.models.checkpoint import (
-        HEAD_SOURCES,
-        describe_published,
-        has_heads,
-        has_target,
-        head_names,
-    )
+    from lattice_bpd.models import checkpoint
 
-    if not has_target(model) and has_heads(model):
+    if not checkpoint.has_target(model) and checkpoint.has_heads(model):
         raise ValueError(
             f"{model} holds draft heads only; give the model's folder as the model, and this one "
             "as --heads"
         )
-    if heads is not None and not has_heads(heads):
+    if heads is not None and not checkpoint.has_heads(heads):
+        names = ", ".join(checkpoint.head_names())
         raise ValueError(
-            f"--heads {heads}: the folder has no draft heads ({', '.join(head_names())}); expected "
-            f"one that {HEAD_SOURCES}{describe_published(heads)}"
+            f"--heads {heads}: the folder has no draft heads ({names}); expected one that "
+            f"{checkpoint.HEAD_SOURCES}{checkpoint.describe_published(heads)}"
         )
 
 

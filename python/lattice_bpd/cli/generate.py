@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.files import check_folders
+from lattice_bpd.arguments import check_int
+from lattice_bpd.cli import files
 from lattice_bpd.cli.options import (
     add_command,
     add_draft_options,
@@ -17,8 +18,9 @@ from lattice_bpd.cli.options import (
     pick,
     read_draft_options,
 )
-from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig, find_drafter_file
 from lattice_bpd.extensions import CONSTRAINTS, load_extension, require
+from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.text_input import parse_json, read_text
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ and lenience=L for --strategy sampled and draft_model. The output says whether t
 _OPTIONS = (
     "sources", "top_k", "num_drafts", "max_nodes", "alpha", "temperature",
     "draft_length",
+)  # fmt: skip
+_STATS = (
+    "block_efficiency", "target_calls", "tokens", "tokens_per_second", "accept_lengths",
+    "relaxed_tokens", "regret", "draft_failures", "seconds",
 )  # fmt: skip
 _TOKENS, _CHAT_TOKENS = 64, 256
 _ACCEPTED, _OWN = "green", "bold yellow"
@@ -117,28 +123,19 @@ def run(args: argparse.Namespace) -> None:
         ValueError: options or files that do not fit together.
         OSError: a file that cannot be read.
     """
-    from lattice_bpd.cli.files import check_output, load_tokenizer
     from lattice_bpd.cli.progress import quiet_transformers
 
-    prompt, directory = _check_inputs(args)
-    if args.certificate is not None:
-        check_output(args.certificate, takes_devices=True)
+    prompt, directory, config = _check_inputs(args)
     if args.drafter is not None:
         _read_drafter(args)
-    check_folders(directory, args.heads)
     heads = args.heads or directory
-    if args.strategy is None:
-        args.strategy = DraftConfig.strategy if args.draft_model is None else "draft_model"
-    config = read_draft_options("generate", args, _OPTIONS)
     path = args.tokenizer or directory / "tokenizer.json"
-    tokenizer = load_tokenizer(path)
+    tokenizer = files.load_tokenizer(path)
     quiet_transformers()
     ids = _encode_chat(prompt, directory) if args.chat else tokenizer.encode(prompt).ids
     if not ids:
         raise ValueError("--prompt is empty; expected text to continue")
     lm = _load_lm(args, directory)
-    from lattice_bpd import NGramLM
-    from lattice_bpd.cli.files import check_vocabulary
     from lattice_bpd.decode import load_drafter
     from lattice_bpd.models.checkpoint import find_stop_tokens
     from lattice_bpd.verify import parse_acceptance
@@ -146,27 +143,20 @@ def run(args: argparse.Namespace) -> None:
     rule = parse_acceptance(args.accept)
     model = _load_model(directory, heads)
     if isinstance(lm, NGramLM):
-        check_vocabulary({str(args.lm or directory / "ngram.lm"): lm}, _vocab_size(model), "model")
+        files.check_vocabulary(
+            {str(args.lm or directory / "ngram.lm"): lm}, _vocab_size(model), "model"
+        )
     ends = find_stop_tokens(model, path)
     drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
     constraint = _load_constraint(args, tokenizer, _vocab_size(model), ends)
-    if args.compare and (str(rule) != "exact" or constraint is not None):
-        raise ValueError(
-            "--compare: with --accept, --regex or --json-schema the text is not that of "
-            "model.generate; expected none of them"
-        )
     result, plain = _decode(
         args,
         model,
         ids,
         drafter or config,
         lm=lm if drafter is None else None,
-        draft_model=_load_causal_lm("--draft-model", args.draft_model),
-        max_new_tokens=(
-            (_CHAT_TOKENS if args.chat else _TOKENS)
-            if args.max_new_tokens is None
-            else args.max_new_tokens
-        ),
+        draft_model=args.draft_model and files.to_device(files.load_causal_lm(args.draft_model)),
+        max_new_tokens=args.max_new_tokens,
         stop_token_ids=ends,
         acceptance=rule,
         constraint=constraint,
@@ -186,27 +176,40 @@ def run(args: argparse.Namespace) -> None:
             print(describe_certificate(result.certificate, args.certificate))
 
 
-def _check_inputs(args: argparse.Namespace) -> tuple[str, Path]:
-    """The prompt and the model's folder; what is missing is an error before torch loads."""
-    from lattice_bpd.cli.files import find_model, require_folder
-
-    prompt = _read_prompt(args)
+def _check_inputs(args: argparse.Namespace) -> tuple[str, Path, DraftConfig | None]:
+    """The prompt, the model's folder, and options without --drafter; checked before torch loads."""
+    prompt, config = _read_prompt(args), None
+    if args.max_new_tokens is None:
+        args.max_new_tokens = _CHAT_TOKENS if args.chat else _TOKENS
+    check_int("--max-new-tokens", args.max_new_tokens, 1)
+    if args.certificate is not None:
+        files.check_output(args.certificate, takes_devices=True)
+    if args.compare and (args.accept, args.regex, args.json_schema) != ("exact", None, None):
+        raise ValueError(
+            "--compare: with --accept, --regex or --json-schema the text is not that of "
+            "model.generate; expected none of them"
+        )
     for path in (args.drafter, args.lm, args.json_schema, args.tokenizer):
         if path is not None and str(path) != "none" and not path.exists():
             raise FileNotFoundError(f"{path}: no such file or folder; check the path")
-    directory = find_model(args.model)
-    require_folder(directory, "a causal LM of transformers")
-    if args.heads is not None:
-        require_folder(args.heads, "the draft heads", "--heads ")
-    if args.chat and not _has_template(directory):
+    if args.draft_model is not None:
+        files.require_model(args.draft_model, "--draft-model ")
+    if args.drafter is None:
+        if args.strategy is None:
+            args.strategy = DraftConfig.strategy if args.draft_model is None else "draft_model"
+        config = read_draft_options("generate", args, _OPTIONS)
+        _check_lm(args)
+    else:
+        find_drafter_file(args.drafter)
+    directory = files.find_model(args.model)
+    if args.chat and directory.is_dir() and not _has_template(directory):
         raise ValueError(f"--chat: {directory} has no chat template; give the text as --prompt")
-    return prompt, directory
+    files.check_folders(directory, args.heads)
+    return prompt, directory, config
 
 
 def _read_prompt(args: argparse.Namespace) -> str:
     """The text of --prompt, --prompt-file or --chat."""
-    from lattice_bpd.cli.files import decode_argument, read_text
-
     is_message = isinstance(args.chat, str)
     given = [args.prompt is not None, args.prompt_file is not None, is_message]
     if sum(given) != 1:
@@ -215,9 +218,9 @@ def _read_prompt(args: argparse.Namespace) -> str:
             "--prompt TEXT, --prompt-file FILE and --chat TEXT"
         )
     if args.prompt_file is not None:
-        return read_text(args.prompt_file)
+        return files.read_filled(args.prompt_file)
     text = args.chat if is_message else args.prompt
-    return decode_argument(text, "--chat" if is_message else "--prompt")
+    return files.decode_argument(text, "--chat" if is_message else "--prompt")
 
 
 def _has_template(directory: Path) -> bool:
@@ -259,7 +262,7 @@ def _read_drafter(args: argparse.Namespace) -> None:
         ValueError: options that the file has, or an LM where it uses none.
     """
     require("torch", "torch")
-    from lattice_bpd.decode.strategies import find_drafter_file, read_drafter_file
+    from lattice_bpd.decode.strategies import read_drafter_file
     from lattice_bpd.models.checkpoint import has_heads
 
     path = find_drafter_file(args.drafter)
@@ -275,19 +278,19 @@ def _read_drafter(args: argparse.Namespace) -> None:
             f"{file.config.strategy!r} with its options{'' if file.lm is None else ' and its LM'}"
         )
     args.strategy = file.config.strategy
+    _check_lm(args)
     if args.heads is None and has_heads(path.parent):
         args.heads = path.parent
 
 
 def _load_model(directory: Path, heads: Path) -> Any:
     """The BlockwiseLM of a model and its heads, if there are any, else the causal LM."""
-    from lattice_bpd.cli.files import to_device
     from lattice_bpd.models import BlockwiseLM
     from lattice_bpd.models.checkpoint import has_heads, load_target
 
     if has_heads(heads):
-        return to_device(BlockwiseLM.from_pretrained(directory, heads))
-    return to_device(load_target(directory).eval())  # type: ignore[no-untyped-call]
+        return files.to_device(BlockwiseLM.from_pretrained(directory, heads))
+    return files.to_device(load_target(directory).eval())  # type: ignore[no-untyped-call]
 
 
 def _vocab_size(model: Any) -> int:
@@ -297,29 +300,31 @@ def _vocab_size(model: Any) -> int:
 
 def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
     """The LM of --lm, an n-gram LM or a causal LM; without --lm that of the model's directory."""
-    from lattice_bpd import NGramLM
-
-    strategy = args.strategy
-    if args.lm is None:
-        if args.drafter is not None:
-            return None  # load_drafter finds its own
-        uses_lm = STRATEGIES[strategy].uses("lm")
-        path = directory / "ngram.lm"
-        return NGramLM.load(path) if uses_lm and path.exists() else None
-    if str(args.lm) == "none":
+    path = args.lm or directory / "ngram.lm"
+    if args.lm is None:  # load_drafter finds its own
+        is_used = args.drafter is None and STRATEGIES[args.strategy].uses("lm")
+        return NGramLM.load(path) if is_used and path.exists() else None
+    if str(path) == "none":
         return None
-    if not STRATEGIES[strategy].uses("lm"):
+    return files.to_device(files.load_causal_lm(path)) if path.is_dir() else NGramLM.load(path)
+
+
+def _check_lm(args: argparse.Namespace) -> None:
+    """Raises ValueError for an --lm that the strategy does not use."""
+    if args.lm is None or str(args.lm) == "none":
+        return
+    if not STRATEGIES[args.strategy].uses("lm"):
         raise ValueError(
-            f"--lm: strategy {strategy!r} does not use an LM; leave --lm out, or use 'mixture'"
+            f"--lm: strategy {args.strategy!r} does not use an LM; leave --lm out, or use 'mixture'"
         )
     if not args.lm.is_dir():
-        return NGramLM.load(args.lm)
-    if strategy not in ("neural", "p_best"):
+        return
+    if args.strategy not in ("neural", "p_best"):
         raise ValueError(
             f"--lm: {args.lm} is a directory; expected the file of an n-gram LM for strategy "
-            f"{strategy!r}; a causal LM is for 'neural' and 'p_best'"
+            f"{args.strategy!r}; a causal LM is for 'neural' and 'p_best'"
         )
-    return _load_causal_lm("--lm", args.lm)
+    files.require_model(args.lm, "--lm ")
 
 
 def _load_constraint(
@@ -328,8 +333,6 @@ def _load_constraint(
     """The constraint of --regex or --json-schema; None for neither."""
     if args.regex is None and args.json_schema is None:
         return None
-    from lattice_bpd.cli.files import decode_argument, read_text
-
     name = "regex" if args.json_schema is None else "json-schema"
     if not ends:
         raise ValueError(
@@ -337,20 +340,12 @@ def _load_constraint(
             "expected eos_token_id in its generation_config.json, or eos_token in the tokenizer's "
             "tokenizer_config.json; add one of them"
         )
-    is_regex = args.regex is not None
-    text = decode_argument(args.regex, "--regex") if is_regex else read_text(args.json_schema)
+    if args.regex is None:
+        text = files.read_filled(args.json_schema)
+    else:
+        text = files.decode_argument(args.regex, "--regex")
     make = load_extension(CONSTRAINTS, name)
     return make(text, tokenizer, vocab_size=vocab_size, end_token_ids=ends)
-
-
-def _load_causal_lm(option: str, directory: Path | None) -> Any:
-    """The causal LM of a directory, of a blockwise model its base; None for None."""
-    from lattice_bpd.cli.files import load_causal_lm, require_folder, to_device
-
-    if directory is None:
-        return None
-    require_folder(directory, "a causal LM of transformers", f"{option} ")
-    return to_device(load_causal_lm(directory))
 
 
 def _print_text(prompt: str, text: str, decode: Any, result: DecodeResult) -> None:
@@ -423,18 +418,10 @@ def _as_json(
             "text": text,
             "token_ids": result.token_ids,
             "finish": result.finish,
-            "block_efficiency": stats.block_efficiency,
-            "target_calls": stats.target_calls,
-            "tokens": stats.tokens,
-            "tokens_per_second": stats.tokens_per_second,
+            **pick(stats, _STATS),
             "plain_tokens_per_second": None if plain is None else plain.tokens_per_second,
-            "accept_lengths": stats.accept_lengths,
             "acceptance": rule,
             "lossless": result.lossless,
             "certificate": None if result.certificate is None else result.certificate.verdict,
-            "relaxed_tokens": stats.relaxed_tokens,
-            "regret": stats.regret,
-            "draft_failures": stats.draft_failures,
-            "seconds": stats.seconds,
         }
     )

@@ -94,8 +94,8 @@ def describe(source: Callable[..., Any], name: str) -> str:
     return line[:1].lower() + line[1:] if re.match(r"[A-Z][a-z]+ ", line) else line
 
 
-def pick(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """The values of options by name."""
+def pick(args: object, names: Iterable[str]) -> dict[str, Any]:
+    """The values of options, or of other attributes, by name."""
     return {name: getattr(args, name) for name in names}
 
 

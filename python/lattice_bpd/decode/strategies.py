@@ -27,7 +27,7 @@ from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.drafters.tree import TreeDrafter
-from lattice_bpd.draft.config import STRATEGIES, DraftConfig
+from lattice_bpd.draft.config import STRATEGIES, DraftConfig, find_drafter_file
 from lattice_bpd.draft.mixture import Gates, TextStore
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
@@ -176,7 +176,6 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
 _HINT = "make one with lattice-bpd build"
-_FILE = "drafter.json"
 _NGRAM, _RESCORER = "an n-gram LM", "a rescorer"
 _OPTIONS = tuple(one.name for one in fields(DraftConfig))
 
@@ -283,23 +282,6 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
         return DrafterFile(DraftConfig(**options), **value)
     except (ValueError, TypeError) as error:
         raise FormatError(f"{path}: not a drafter.json ({error}); {_HINT}") from error
-
-
-def find_drafter_file(path: str | Path) -> Path:
-    """The drafter.json of a folder; another path is that of the file itself.
-
-    Raises:
-        FileNotFoundError: a folder without drafter.json.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        return path
-    if not (path / _FILE).is_file():
-        raise FileNotFoundError(
-            f"{path}: no {_FILE} in this folder; expected one that lattice-bpd build -o wrote, or "
-            "the file itself"
-        )
-    return path / _FILE
 
 
 def load_drafter(

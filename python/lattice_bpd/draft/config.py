@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from lattice_bpd.arguments import check_int, check_number
@@ -197,6 +198,21 @@ class DraftConfig:
             return replace(base, **options)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from None
+
+
+def find_drafter_file(path: str | Path) -> Path:
+    """The drafter.json of a folder; another path is that of the file itself.
+
+    Raises:
+        FileNotFoundError: a folder without drafter.json.
+    """
+    file = path = Path(path)
+    if path.is_dir() and not (file := path / "drafter.json").is_file():
+        raise FileNotFoundError(
+            f"{path}: no drafter.json in this folder; expected one that lattice-bpd build -o "
+            "wrote, or the file itself"
+        )
+    return file
 
 
 def check_used(where: str, strategy: str, options: Iterable[str]) -> None:
