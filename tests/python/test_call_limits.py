@@ -199,3 +199,28 @@ def test_keys_beyond_a_boundary_are_not_continued_before_it():
     result = generate(model, prompt[:12], cache=cache, max_new_tokens=4)
     assert result.token_ids == plain_generate(build("longrope"), prompt[:12])[:4]
     assert result.stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_chunk_size": 8},
+        {"attention_chunk_size": 8, "layer_types": ["chunked_attention", "full_attention"]},
+        {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ],
+)
+def test_windows_that_only_the_cache_has_are_refused(options):
+    """Llama masks none, so `generate` with its cache differs from calls without it."""
+    config = transformers.LlamaConfig(**_SIZES, **options)
+    model, prompt = _randomize(transformers.LlamaForCausalLM(config)), list(range(1, 13))
+    text = torch.tensor([prompt + plain_generate(model, prompt)])
+    calls = model(text, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(dim=-1)
+    assert calls.tolist() != text[0, len(prompt) :].tolist()
+    with pytest.raises(
+        ValueError, match=r"windows of 8 tokens, the masks of LlamaForC.*; expected"
+    ):
+        generate(model, prompt, max_new_tokens=COUNT)
+    for name in set(options) - {"layer_types"}:  # texts that fit into it
+        setattr(model.config, name, 512)
+    result = generate(model, prompt, max_new_tokens=COUNT)
+    assert result.token_ids == plain_generate(model, prompt)

@@ -15,15 +15,17 @@ import numpy.typing as npt
 from lattice_bpd import text_input
 from lattice_bpd.atomic_files import is_special
 from lattice_bpd.extensions import require
+from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.train.corpus import read_tokenizer
+from lattice_bpd.vocabulary import may_share_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel
 
-    from lattice_bpd import NGramLM
     from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 
+_is_hub_name = re.compile(r"[\w.-]+/[\w.-]+").fullmatch
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.lm", "block_drafter/*")
 
 
@@ -103,10 +105,6 @@ def require_model(path: Path, option: str = "") -> None:
         raise FileNotFoundError(
             f"{option}{path}: no config.json in this folder; expected that of a model"
         )
-
-
-def _is_hub_name(name: str) -> bool:
-    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
 
 
 def check_output(
@@ -197,9 +195,7 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
     quiet_transformers()
     from lattice_bpd.models.checkpoint import load_target
 
-    model = load_target(path)
-    model.eval()  # type: ignore[no-untyped-call]
-    return model
+    return load_target(path).eval()  # type: ignore[no-untyped-call, no-any-return]
 
 
 def to_device(model: Any) -> Any:
@@ -216,9 +212,6 @@ def check_vocabulary(
     lms: Mapping[str, NGramLM | NeuralScorer], vocab_size: int, owner: str, option: str = "--lm"
 ) -> None:
     """Refuse LMs of another tokenizer than the owner's ("record" or "model")."""
-    from lattice_bpd import NGramLM
-    from lattice_bpd.vocabulary import may_share_ids
-
     for name, lm in lms.items():
         if may_share_ids(lm.vocab_size, vocab_size):
             continue

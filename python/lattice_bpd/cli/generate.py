@@ -128,7 +128,6 @@ def run(args: argparse.Namespace) -> None:
     prompt, directory, config = _check_inputs(args)
     if args.drafter is not None:
         _read_drafter(args)
-    heads = args.heads or directory
     path = args.tokenizer or directory / "tokenizer.json"
     tokenizer = files.load_tokenizer(path)
     quiet_transformers()
@@ -141,27 +140,19 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
-    model = _load_model(directory, heads)
+    model = _load_model(directory, args.heads or directory)
     if isinstance(lm, NGramLM):
-        files.check_vocabulary(
-            {str(args.lm or directory / "ngram.lm"): lm}, _vocab_size(model), "model"
-        )
+        name = str(args.lm or directory / "ngram.lm")
+        files.check_vocabulary({name: lm}, _vocab_size(model), "model")
     ends = find_stop_tokens(model, path)
     drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
     constraint = _load_constraint(args, tokenizer, _vocab_size(model), ends)
     result, plain = _decode(
-        args,
-        model,
-        ids,
-        drafter or config,
-        lm=lm if drafter is None else None,
+        args, model, ids, drafter or config, lm=lm if drafter is None else None,
         draft_model=args.draft_model and files.to_device(files.load_causal_lm(args.draft_model)),
-        max_new_tokens=args.max_new_tokens,
-        stop_token_ids=ends,
-        acceptance=rule,
-        constraint=constraint,
-        certificate="report" if args.certificate is not None else False,
-    )
+        max_new_tokens=args.max_new_tokens, stop_token_ids=ends, acceptance=rule,
+        constraint=constraint, certificate="report" if args.certificate is not None else False,
+    )  # fmt: skip
     text = tokenizer.decode(result.token_ids)
     if result.certificate is not None:
         result.certificate.save(args.certificate)
@@ -234,8 +225,8 @@ def _encode_chat(message: str, directory: Path) -> list[int]:
     """Token ids of a chat of one message, by the template of a model's folder."""
     from lattice_bpd.train.responses.prompts import encode_prompt
 
-    tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
-    return encode_prompt(tokenizer, [{"role": "user", "content": message}])
+    make = require("transformers", "torch").AutoTokenizer.from_pretrained
+    return encode_prompt(make(directory), [{"role": "user", "content": message}])
 
 
 def _decode(
@@ -317,14 +308,13 @@ def _check_lm(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--lm: strategy {args.strategy!r} does not use an LM; leave --lm out, or use 'mixture'"
         )
-    if not args.lm.is_dir():
-        return
-    if args.strategy not in ("neural", "p_best"):
+    if args.lm.is_dir() and args.strategy not in ("neural", "p_best"):
         raise ValueError(
             f"--lm: {args.lm} is a directory; expected the file of an n-gram LM for strategy "
             f"{args.strategy!r}; a causal LM is for 'neural' and 'p_best'"
         )
-    files.require_model(args.lm, "--lm ")
+    if args.lm.is_dir():
+        files.require_model(args.lm, "--lm ")
 
 
 def _load_constraint(
@@ -411,17 +401,9 @@ def describe_certificate(certificate: Certificate, path: Path) -> str:
 def _as_json(
     text: str, strategy: str, rule: str, result: DecodeResult, plain: PlainResult | None
 ) -> str:
-    stats = result.stats
-    return json.dumps(
-        {
-            "strategy": strategy,
-            "text": text,
-            "token_ids": result.token_ids,
-            "finish": result.finish,
-            **pick(stats, _STATS),
-            "plain_tokens_per_second": None if plain is None else plain.tokens_per_second,
-            "acceptance": rule,
-            "lossless": result.lossless,
-            "certificate": None if result.certificate is None else result.certificate.verdict,
-        }
-    )
+    return json.dumps({
+        "strategy": strategy, "text": text, "token_ids": result.token_ids, "finish": result.finish,
+        "acceptance": rule, "lossless": result.lossless, **pick(result.stats, _STATS),
+        "plain_tokens_per_second": None if plain is None else plain.tokens_per_second,
+        "certificate": None if result.certificate is None else result.certificate.verdict,
+    })  # fmt: skip

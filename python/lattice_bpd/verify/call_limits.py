@@ -14,6 +14,7 @@ a probe compares a call across it with calls of single tokens.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -63,6 +64,18 @@ def find_windows(config: Any) -> Windows:
         return Windows(None, False, by_cache_position, selected)
     mixed = any("sliding" not in kind for kind in kinds)
     return Windows(int(window), mixed, by_cache_position, selected)
+
+
+def find_unmasked_window(base: Any) -> int | None:
+    """The window of layers that a config names and the masks of the model's class do not have."""
+    config = base.config.get_text_config(decoder=True)
+    windows, chunk = find_windows(config), getattr(config, "attention_chunk_size", None)
+    is_chunked = chunk is not None and windows.by_cache_position == chunk
+    module = inspect.getmodule(type(base.get_decoder())) if is_chunked or windows.mixed else None
+    if module is None or not module.__name__.startswith("transformers.models."):
+        return None
+    is_masked = ("chunked" if is_chunked else "sliding") in inspect.getsource(module)
+    return None if is_masked else windows.by_cache_position or windows.sliding
 
 
 _DROPPING = ("drop_tokens", "moe_drop_tokens", "moe_token_dropping", "drop_tks")

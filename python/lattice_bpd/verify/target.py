@@ -28,6 +28,7 @@ from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.cache import build_cache, is_empty
 from lattice_bpd.verify.call_limits import (
     find_call_limits,
+    find_unmasked_window,
     find_windows,
     probe_boundaries,
     reset_frequencies,
@@ -183,7 +184,18 @@ class CausalLMTarget:
         return self.limits.max_draft_length(position)
 
     def find_limits(self, length: int) -> None:
-        """Find the limits of calls in texts of up to `length` tokens, drafts included."""
+        """Find the limits of calls in texts of up to `length` tokens, drafts included.
+
+        Raises:
+            ValueError: `generate` forgets tokens of such texts that the model's calls see.
+        """
+        window = find_unmasked_window(self.base)
+        if window is not None and length > window:
+            raise ValueError(
+                f"decode: the config has windows of {window} tokens, the masks of "
+                f"{type(self.base).__name__} do not; expected texts of up to {window} tokens with "
+                "drafts, or a config without attention_chunk_size and layer_types"
+            )
         self.limits = probe_boundaries(self, self.limits, length)
 
     def reset_frequencies(self) -> None:
