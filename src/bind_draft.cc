@@ -5,6 +5,7 @@
 #include "lattice_bpd/draft/draft_batch.h"
 #include "lattice_bpd/draft/fst_drafts.h"
 #include "lattice_bpd/draft/fused_engine.h"
+#include "lattice_bpd/draft/packed_heads.h"
 #include "lattice_bpd/draft/sample_batch.h"
 #include "lattice_bpd/draft/tree_batch.h"
 
@@ -38,6 +39,31 @@ using ChainArrays = std::tuple<py::array_t<TokenId>, py::array_t<float>, py::arr
 // Keys (batch,), positions (batch,), whether positions and tokens have the target's noise, and the
 // sharpness that it is taken in with.
 using Noise = std::tuple<Array<std::uint64_t>, Array<std::uint64_t>, bool, double>;
+
+// Token ids and log probabilities (slots, top_k).
+using Candidates = std::tuple<py::array_t<TokenId>, py::array_t<float>>;
+
+PackedHeads MakePackedHeads(std::size_t num_slots, std::size_t hidden_size, std::size_t inner_size,
+                            const Array<float>& inner, const Array<float>& inner_bias,
+                            const Array<float>& outer, const Array<float>& outer_bias,
+                            const Array<float>& rows, const Array<float>& rows_bias,
+                            const Array<TokenId>& token_ids) {
+  return PackedHeads({num_slots, hidden_size, inner_size, ToSpan(inner), ToSpan(inner_bias),
+                      ToSpan(outer), ToSpan(outer_bias), ToSpan(rows), ToSpan(rows_bias),
+                      ToSpan(token_ids)});
+}
+
+Candidates CandidatesOf(const PackedHeads& heads, const Array<float>& hidden,
+                        const Array<float>& embedding, int top_k, int threads) {
+  TopK best;
+  {
+    const py::gil_scoped_release release;
+    best = heads.Find(ToSpan(hidden), ToSpan(embedding), top_k, threads);
+  }
+  const auto slots = static_cast<py::ssize_t>(best.scores.size()) / top_k;
+  return {ToArray(std::move(best.token_ids), {slots, top_k}),
+          ToArray(std::move(best.scores), {slots, top_k})};
+}
 
 DraftArrays ToArrays(DraftBatch batch, int num_drafts) {
   const auto rows = static_cast<py::ssize_t>(batch.counts.size());
@@ -192,6 +218,12 @@ void BindDraft(py::module_& m) {
         py::arg("engine"));
   m.def("ancestor_mask", &AncestorMask, py::arg("parents").noconvert(), py::arg("size"));
   m.def("fused_instruction_sets", &FusedInstructionSets);
+  py::class_<PackedHeads>(m, "PackedHeads", "Draft heads of one text, with weights of 8 bits.")
+      .def(py::init(&MakePackedHeads), py::arg("num_slots"), py::arg("hidden_size"),
+           py::arg("inner_size"), py::arg("inner"), py::arg("inner_bias"), py::arg("outer"),
+           py::arg("outer_bias"), py::arg("rows"), py::arg("rows_bias"), py::arg("token_ids"))
+      .def("candidates", &CandidatesOf, py::arg("hidden"), py::arg("embedding"), py::arg("top_k"),
+           py::arg("threads"));
   m.def("set_fused_instruction_set", &SetFusedInstructionSet, py::arg("name"));
 }
 

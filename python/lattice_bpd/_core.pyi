@@ -21,6 +21,7 @@ __all__: list[str] = [
     "FormatError",
     "Mixture",
     "MixtureText",
+    "PackedHeads",
     "PrefixTree",
     "Sausage",
     "TextStore",
@@ -251,6 +252,27 @@ class MixtureText:
     ) -> PrefixTree: ...
     @property
     def theta(self) -> numpy.typing.NDArray[numpy.float64]: ...
+
+class PackedHeads:
+    """
+    Draft heads of one text, with weights of 8 bits.
+    """
+    def __init__(
+        self,
+        num_slots: _Int,
+        hidden_size: _Int,
+        inner_size: _Int,
+        inner: _Scores,
+        inner_bias: _Scores,
+        outer: _Scores,
+        outer_bias: _Scores,
+        rows: _Scores,
+        rows_bias: _Scores,
+        token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    ) -> None: ...
+    def candidates(
+        self, hidden: _Scores, embedding: _Scores, top_k: _Int, threads: _Int
+    ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 
 class PrefixTree:
     """

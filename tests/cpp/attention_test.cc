@@ -12,6 +12,8 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/half.h"
+#include "lattice_bpd/draft/packed_heads.h"
+#include "lattice_bpd/verify/packed_matrix.h"
 
 namespace lattice_bpd {
 namespace {
@@ -125,6 +127,57 @@ TEST_CASE("attention refuses heads that do not fit") {
   call.kv_heads = 3;
   call.size = 20;
   CHECK_THROWS_AS(Attend(call, 1), ValueError);
+}
+
+TEST_CASE("products with rows of 8 bits, with every instruction set") {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (const std::string& name : AttentionInstructionSets()) {
+    SetAttentionInstructionSet(name);
+    INFO("instruction set ", name);
+    for (const std::size_t inputs : {1, 3, 5, 7}) {
+      const std::size_t rows = 29, columns = 48, first = 3, last = 28;
+      std::vector<float> numbers(rows * columns), vectors(inputs * columns);
+      for (float& x : numbers) x = normal(random);
+      for (float& x : vectors) x = normal(random);
+      const PackedMatrix matrix(numbers.data(), rows, columns);
+      std::vector<float> out(inputs * rows, 99.0f);
+      matrix.Multiply(first, last, inputs, vectors.data(), out.data(), rows);
+      int differences = 0;
+      for (std::size_t i = 0; i < inputs * rows; ++i) {
+        const std::size_t row = i % rows;
+        double exact = 0.0, packed = 0.0;
+        for (std::size_t d = 0; d < columns; ++d) {
+          const double input = vectors[i / rows * columns + d];
+          exact += input * numbers[row * columns + d];
+          packed += input * matrix.values[row * columns + d] * matrix.scales[row];
+        }
+        const bool is_asked = row >= first && row < last;
+        differences += std::abs(out[i] - (is_asked ? packed : 99.0)) > 1e-4;
+        differences += is_asked && std::abs(out[i] - exact) > 0.3;
+      }
+      CHECK(differences == 0);
+    }
+  }
+  SetAttentionInstructionSet("");
+}
+
+TEST_CASE("packed heads refuse arrays that do not fit, and numbers that are none") {
+  std::vector<float> inner(2 * 16 * 16), outer(2 * 16 * 16), zeros(32), rows(3 * 16, 1.0f);
+  const std::vector<TokenId> ids = {4, 7, 9};
+  PackedHeads::Weights weights = {2, 16, 16, inner, zeros, outer, zeros, rows, {}, ids};
+  const std::vector<float> hidden(16, 1.0f);
+  const TopK best = PackedHeads(weights).Find(hidden, {}, 2, 1);
+  CHECK(best.token_ids == std::vector<TokenId>{4, 7, 4, 7});  // all have the same probability
+  CHECK(best.scores[0] == doctest::Approx(-std::log(3.0)));
+  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, hidden, 2, 1), ValueError);
+  CHECK_THROWS_AS(PackedHeads(weights).Find(zeros, {}, 2, 1), ValueError);
+  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, {}, 4, 1), ValueError);
+  weights.hidden_size = 8;
+  CHECK_THROWS_AS(PackedHeads{weights}, ValueError);
+  weights.hidden_size = 16;
+  rows[20] = std::numeric_limits<float>::quiet_NaN();
+  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, {}, 2, 1), ValueError);
 }
 
 }  // namespace

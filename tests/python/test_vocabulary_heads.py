@@ -50,7 +50,9 @@ def logits_by_hand(heads: VocabularyHeads, model: Any, hidden: Any, exact: int) 
     """(H, V) logits of one state by plain formulas."""
     params = {name: value.detach().double().numpy() for name, value in heads.named_parameters()}
     embedding = model.get_input_embeddings().weight.detach().double().numpy()
-    output = model.get_output_embeddings().weight.detach().double().numpy()
+    head = model.get_output_embeddings()
+    output = head.weight.detach().double().numpy()
+    bias = 0.0 if head.bias is None else head.bias.detach().double().numpy()
 
     def norm(vector: Any) -> Any:
         return vector / np.sqrt((vector**2).mean() + np.finfo(np.float32).eps)
@@ -65,7 +67,7 @@ def logits_by_hand(heads: VocabularyHeads, model: Any, hidden: Any, exact: int) 
         inner = inner / (1 + np.exp(-inner))
         outer = params["outer_weight"][slot * WIDTH : (slot + 1) * WIDTH]
         state = hidden + outer @ inner + params["outer_bias"][slot]
-        logits[slot, IDS] = (output @ state)[IDS]
+        logits[slot, IDS] = (output @ state + bias)[IDS]
     return logits
 
 
@@ -104,21 +106,22 @@ def test_a_single_state_is_read_with_weights_of_8_bits(
         expected = logits_by_hand(heads, model, hidden[0].double().numpy(), 9)
         log_probs = expected - np.log(np.exp(expected).sum(axis=1, keepdims=True))
         lattice = heads.lattice(hidden, exact)
-        found = np.take_along_axis(log_probs, lattice.token_ids[0].numpy(), 1)
+        found = np.take_along_axis(log_probs, lattice.token_ids[0], 1)
         np.testing.assert_allclose(lattice.scores[0], found, atol=0.02 * np.ptp(found))
 
     with monkeypatch.context() as patch:
         patch.setattr(heads, "draft_logits", None)  # not called
         check()
         heads.attach(model)  # as each call of `generate` does
-        patch.setattr(heads_module, "_pack", None)  # not called again
+        patch.setattr(heads_module, "_core", None)  # not called again
         check()
     for weight in (heads.inner.weight, heads.outer_weight, model.get_output_embeddings().weight):
         weight.mul_(1.5)
         heads.attach(model)
         check()
-    model = copy.deepcopy(model)  # another target
+    model, heads = copy.deepcopy(model), copy.deepcopy(heads)  # another target
     model.get_output_embeddings().weight.neg_()
+    model.get_output_embeddings().bias = torch.nn.Parameter(torch.randn(VOCAB))
     heads.attach(model)
     check()
 

@@ -4,6 +4,8 @@
 // clang, which lacks GCC's target pragma, builds this where the whole file is compiled for it.
 #if defined(__x86_64__) && (!defined(__clang__) || defined(__AVX2__))
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,13 +22,14 @@ constexpr int kLanes = 8;
 }
 
 #include "lattice_bpd/verify/attention_kernel.h"
+#include "lattice_bpd/verify/int8_kernel.h"
 
 #pragma GCC pop_options
 
 namespace lattice_bpd {
 AttentionKernel AttentionAvx2() {
   return {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); },
-          &AttendBlock};
+          &AttendBlock, &MultiplyPacked};
 }
 }  // namespace lattice_bpd
 
@@ -34,7 +37,7 @@ AttentionKernel AttentionAvx2() {
 
 namespace lattice_bpd {
 AttentionKernel AttentionAvx2() {
-  return {"avx2", [] { return false; }, nullptr};
+  return {"avx2", [] { return false; }, nullptr, nullptr};
 }
 }  // namespace lattice_bpd
 

@@ -4,6 +4,8 @@
 // clang, which lacks GCC's target pragma, builds this where the whole file is compiled for it.
 #if defined(__x86_64__) && (!defined(__clang__) || defined(__AVX512BW__))
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,6 +22,7 @@ constexpr int kLanes = 16;
 }
 
 #include "lattice_bpd/verify/attention_kernel.h"
+#include "lattice_bpd/verify/int8_kernel.h"
 
 #pragma GCC pop_options
 
@@ -30,7 +33,7 @@ AttentionKernel AttentionAvx512() {
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
           },
-          &AttendBlock};
+          &AttendBlock, &MultiplyPacked};
 }
 }  // namespace lattice_bpd
 
@@ -38,7 +41,7 @@ AttentionKernel AttentionAvx512() {
 
 namespace lattice_bpd {
 AttentionKernel AttentionAvx512() {
-  return {"avx512", [] { return false; }, nullptr};
+  return {"avx512", [] { return false; }, nullptr, nullptr};
 }
 }  // namespace lattice_bpd
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lattice_bpd/verify/attention.h"
+#include "lattice_bpd/verify/packed_matrix.h"
 
 namespace lattice_bpd {
 
@@ -30,6 +31,9 @@ struct AttentionKernel {
   const char* name;
   bool (*runs)();
   void (*attend)(const AttentionTask& task, AttentionType type, std::vector<float>* scratch);
+  // PackedMatrix::Multiply.
+  void (*multiply)(const PackedMatrix& matrix, std::size_t first, std::size_t last,
+                   std::size_t num_inputs, const float* inputs, float* out, std::size_t stride);
 };
 
 AttentionKernel AttentionAvx512();

@@ -20,13 +20,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from lattice_bpd import _core
 from lattice_bpd._core import FormatError
 from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.lattice.logits import use_torch_threads
 from lattice_bpd.models.head_files import HeadFiles, SavedHeads
 
 BLOCKWISE_FILES = HeadFiles(
@@ -187,6 +190,9 @@ class VocabularyHeads(SavedHeads):
         if not ids.is_meta:
             self._check_tensors()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": ()}  # what copies make anew
+
     def attach(self, base: Any) -> None:
         """Use the embeddings of a target, which are not copied but for the draft vocabulary's rows.
 
@@ -218,25 +224,20 @@ class VocabularyHeads(SavedHeads):
         Returns:
             (N, H, D) float.
         """
-        inputs = self._inputs(hidden, exact_tokens)
-        inner = F.silu(self.inner(inputs)).view(len(hidden), self.num_slots, -1).transpose(0, 1)
-        weight = self.outer_weight.view(self.num_slots, self.hidden_size, -1).transpose(1, 2)
-        change = torch.bmm(inner, weight).transpose(0, 1)  # (N, H, D)
-        return hidden.unsqueeze(1) + self.outer_bias + change
-
-    def _inputs(self, hidden: Tensor, exact_tokens: Tensor | None) -> Tensor:
-        """(N, D) or (N, 2*D) inputs of the networks."""
         if self._target is None:
             raise ValueError("VocabularyHeads: no target; call attach(model) first")
         embed, output = self._target[:2]
         inputs = F.rms_norm(hidden, (self.hidden_size,))
-        if not self.reads_exact_token:
-            return inputs
-        with torch.no_grad():
-            if exact_tokens is None:
-                exact_tokens = output(hidden).argmax(dim=-1)
-            embedded = F.rms_norm(embed(exact_tokens), (self.hidden_size,)).to(inputs.dtype)
-        return torch.cat([inputs, embedded], dim=-1)
+        if self.reads_exact_token:
+            with torch.no_grad():
+                if exact_tokens is None:
+                    exact_tokens = output(hidden).argmax(dim=-1)
+                embedded = F.rms_norm(embed(exact_tokens), (self.hidden_size,)).to(inputs.dtype)
+            inputs = torch.cat([inputs, embedded], dim=-1)
+        inner = F.silu(self.inner(inputs)).view(len(hidden), self.num_slots, -1).transpose(0, 1)
+        weight = self.outer_weight.view(self.num_slots, self.hidden_size, -1).transpose(1, 2)
+        change = torch.bmm(inner, weight).transpose(0, 1)  # (N, H, D)
+        return hidden.unsqueeze(1) + self.outer_bias + change
 
     def output_rows(self) -> tuple[Tensor, Tensor | None]:
         """(K, D) rows and (K,) bias of the target's output embedding; after `attach`."""
@@ -255,31 +256,35 @@ class VocabularyHeads(SavedHeads):
             hidden: (N, D) float.
             exact_tokens: (N,) int64.
         """
-        # One state: reading the weights takes the time. The kernel crashes at other sizes.
-        is_few = len(hidden) == 1 and hidden.device.type == "cpu" and not torch.is_grad_enabled()
-        is_packed = is_few and self.hidden_size % 32 == self.inner_size % 32 == 0
-        is_packed = is_packed and hasattr(torch, "_weight_int8pack_mm")  # private, so it may go
-        read = self._packed_logits if is_packed else self.draft_logits
-        log_probs = read(hidden, exact_tokens).float().log_softmax(dim=-1)
+        # One state on a CPU: reading the weights takes the time.
+        is_one = len(hidden) == 1 and hidden.device.type == "cpu" and not torch.is_grad_enabled()
+        if is_one and self.hidden_size % 16 == self.inner_size % 16 == 0:
+            return self._packed_lattice(hidden, exact_tokens)
+        log_probs = self.draft_logits(hidden, exact_tokens).float().log_softmax(dim=-1)
         best = log_probs.topk(min(_TOP_K, log_probs.shape[-1]), dim=-1)
         return LatticeInput(self.token_ids[best.indices], best.values, are_log_probs=True)
 
-    def _packed_logits(self, hidden: Tensor, exact_tokens: Tensor) -> Tensor:
-        """`draft_logits` in bfloat16 with weights of 8 bits, half the memory to read."""
+    def _packed_lattice(self, hidden: Tensor, exact_tokens: Tensor) -> LatticeInput:
+        """The same of a single state by the core, with weights of 8 bits."""
         assert self._target is not None
-        _, output, rows, bias = self._target
+        embed, output, rows, bias = self._target
         weights = self.inner.weight, self.outer_weight, output.weight
         versions = [(id(one), one.is_inference() or one._version) for one in weights]
         if self._packed[:1] != (versions,):
-            outer = self.outer_weight.view(self.num_slots, self.hidden_size, -1)
-            packed = [*map(_pack, (self.inner.weight, *outer, rows))]
+            use_torch_threads()
+            tensors = (
+                self.inner.weight, self.inner.bias, self.outer_weight, self.outer_bias, rows,
+                torch.zeros(0) if bias is None else bias, self.token_ids.int(),
+            )  # fmt: skip
+            sizes = self.num_slots, self.hidden_size, self.inner_size
+            packed = _core.PackedHeads(*sizes, *map(_to_array, tensors))
             self._packed = versions, packed, weights  # kept, so that no other one has their id
-        first, *others, last = self._packed[1]
-        inner = _multiply(self._inputs(hidden, exact_tokens), first) + self.inner.bias
-        parts = F.silu(inner).view(len(hidden), self.num_slots, -1).unbind(1)
-        change = torch.stack([*map(_multiply, parts, others)], dim=1)  # (N, H, D)
-        logits = _multiply(hidden.unsqueeze(1) + self.outer_bias + change, last)
-        return logits if bias is None else logits + bias
+        embedding = embed(exact_tokens) if self.reads_exact_token else torch.zeros(0)
+        ids, scores = self._packed[1].candidates(
+            _to_array(hidden), _to_array(embedding), min(_TOP_K, len(rows)),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return LatticeInput(ids[None], scores[None], are_log_probs=True)
 
     def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """See HeadSource: (..., H, V) logits, -inf outside the draft vocabulary."""
@@ -310,18 +315,10 @@ class VocabularyHeads(SavedHeads):
             )
 
 
-def _pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, K) int8 and (N,) bfloat16, the scale of each row, of a matrix (N, K)."""
-    weight = weight.detach().float()
-    scales = (weight.abs().amax(dim=1) / 127).clamp_min(1e-30).bfloat16()
-    return (weight / scales.float().unsqueeze(1)).round().to(torch.int8), scales
-
-
-def _multiply(inputs: Tensor, packed: tuple[Tensor, Tensor]) -> Tensor:
-    """(..., N) bfloat16 products of inputs (..., K) float with a packed (N, K) matrix."""
-    flat = inputs.reshape(-1, inputs.shape[-1]).bfloat16().contiguous()
-    product: Tensor = torch._weight_int8pack_mm(flat, *packed)
-    return product.view(*inputs.shape[:-1], -1)
+def _to_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """A flat array on the host; of floats, float32."""
+    flat = tensor.detach().flatten()
+    return (flat.float() if flat.is_floating_point() else flat).cpu().numpy()
 
 
 FIRST_HEAD_FILES = HeadFiles("first_head", {"hidden_size": 1, "inner_size": 1})

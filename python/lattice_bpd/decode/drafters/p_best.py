@@ -61,14 +61,12 @@ def search_lists(
     contexts: Sequence[Sequence[int]],
     lm: NGramLM | None,
     stage: str,
-    *,
-    kind: str = "drafts",
     **options: Any,
 ) -> list[PrefixTree]:
     """The tree of each lattice, see `search_trees`; counts repeated tokens of the first draft."""
     start = time.perf_counter()
     lengths = [state.max_draft_length for state in states]
-    trees = search_trees(candidates, contexts, lm, lengths, kind=kind, **options)
+    trees = search_trees(candidates, contexts, lm, lengths, **{"kind": "drafts", **options})
     for state, tree in zip(states, trees, strict=True):
         state.stats.add_repeats(*tree.count_repeats())
     states[0].stats.lap(stage, start)
