@@ -128,7 +128,7 @@ class HeadSource:
             state = torch.zeros(1, width, device=target.device, dtype=target.dtype)
             logits = self.head_logits(state, [0])
             if isinstance(heads, VocabularyHeads):
-                heads.lattice(state, torch.tensor([0]))  # the first call is slow
+                heads.lattice(state, torch.tensor([0], device=state.device))  # the first is slow
         if logits is not None:  # heads may have logits of their own
             check_vocabulary(self.vocab_size, "the heads", int(logits.shape[-1]))
         self._selector = None if selector is None else selector.to(target.device).eval()
