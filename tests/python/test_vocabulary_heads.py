@@ -106,7 +106,7 @@ def test_a_single_state_is_read_with_weights_of_8_bits(
         expected = logits_by_hand(heads, model, hidden[0].double().numpy(), 9)
         log_probs = expected - np.log(np.exp(expected).sum(axis=1, keepdims=True))
         lattice = heads.lattice(hidden, exact)
-        found = np.take_along_axis(log_probs, lattice.token_ids[0], 1)
+        found = np.take_along_axis(log_probs, lattice.token_ids[0].numpy(), 1)
         np.testing.assert_allclose(lattice.scores[0], found, atol=0.02 * np.ptp(found))
 
     with monkeypatch.context() as patch:

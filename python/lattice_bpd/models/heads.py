@@ -272,19 +272,20 @@ class VocabularyHeads(SavedHeads):
         versions = [(id(one), one.is_inference() or one._version) for one in weights]
         if self._packed[:1] != (versions,):
             use_torch_threads()
-            tensors = (
+            arrays = (
                 self.inner.weight, self.inner.bias, self.outer_weight, self.outer_bias, rows,
                 torch.zeros(0) if bias is None else bias, self.token_ids.int(),
             )  # fmt: skip
             sizes = self.num_slots, self.hidden_size, self.inner_size
-            packed = _core.PackedHeads(*sizes, *map(_to_array, tensors))
+            packed = _core.PackedHeads(*sizes, *map(_to_array, arrays))
             self._packed = versions, packed, weights  # kept, so that no other one has their id
         embedding = embed(exact_tokens) if self.reads_exact_token else torch.zeros(0)
         ids, scores = self._packed[1].candidates(
             _to_array(hidden), _to_array(embedding), min(_TOP_K, len(rows)),
             torch.get_num_threads(),
         )  # fmt: skip
-        return LatticeInput(ids[None], scores[None], are_log_probs=True)
+        tensors = torch.from_numpy(ids[None]).long(), torch.from_numpy(scores[None])
+        return LatticeInput(*tensors, are_log_probs=True)
 
     def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """See HeadSource: (..., H, V) logits, -inf outside the draft vocabulary."""
