@@ -28,7 +28,7 @@ from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft import MixtureScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.train.distil import distil_ngram
+from lattice_bpd_kim2024.distil import distil_ngram
 from lattice_bpd_kim2024.evaluate import Recording, Setting
 from lattice_bpd_kim2024.heads.joint import TrainOptions
 from lattice_bpd_kim2024.rescorer import train_rescorer

@@ -56,8 +56,6 @@ LINES: list[tuple[str, str, dict[str, Any]]] = [
      {**READ, "order": 2, "memory": "5M", "resume": True, "checkpoint_minutes": 7.0}),
     ("ngram merge-counts in.counts -o out --order 2 --allow-repeats --memory 5M --threads 2",
      f"{TRAIN}merge_counts", {"order": 2, "allow_repeats": True, "memory": "5M", "threads": 2}),
-    (f"ngram distil --model m --corpus ids.npy -o out --vocab-size 9 {CORPUS} {ESTIMATE} --order 2",
-     f"{TRAIN}Corpus {TRAIN}distil.distil_ngram", {**READ, **ESTIMATED, "order": 2}),
     ("ngram prune in.lm -o out --theta 0.5 --prune-to 2k --min-counts 1,2 --keep-ids ids.txt "
      "--quantise 8 --threads 2", "lattice_bpd.NGramLM.prune",
      {"theta": 0.5, "prune_to": 2000, "min_counts": [1, 2], "keep_ids": [1, 2], "threads": 2}),

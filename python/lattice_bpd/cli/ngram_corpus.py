@@ -1,4 +1,4 @@
-"""`lattice-bpd ngram train`, `count`, `merge-counts` and `distil`: LMs and counts of a corpus."""
+"""`lattice-bpd ngram train`, `count` and `merge-counts`: LMs and counts of a corpus."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from lattice_bpd import train
 from lattice_bpd.cli.files import check_output
@@ -27,12 +24,10 @@ from lattice_bpd.cli.options import (
     use_model_vocabulary,
 )
 from lattice_bpd.cli.progress import CountingWatcher, Heartbeat, timed_step
-from lattice_bpd.lm.training import RaggedIds
 
 if TYPE_CHECKING:
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.options import Commands
-    from lattice_bpd.token_ids import Int32Array
 
 _COUNTING = ("memory", "threads")
 _COUNT = ("order", "resume", "checkpoint_minutes", *_COUNTING)
@@ -51,15 +46,10 @@ _COUNT_EXAMPLE = """examples:
 _MERGE_EXAMPLE = """example:
   lattice-bpd ngram merge-counts part-0.counts part-1.counts -o all.counts
 """
-_DISTIL_EXAMPLE = """examples:
-  lattice-bpd ngram distil --model target --corpus corpus.txt -o target.lm
-  lattice-bpd ngram merge target.lm corpus.lm --weights 0.7,0.3 -o mixed.lm
-"""
 
 
 def add_parsers(actions: Commands) -> None:
     """Adds the actions."""
-    lm = "LM file; ARPA or OpenFst where it ends in .arpa, .arpa.gz or .fst"
     parser = add_command(
         actions, "train", run_train, epilog=_TRAIN_EXAMPLE,
         summary="train a backoff LM on text, token ids or counts",
@@ -67,7 +57,10 @@ def add_parsers(actions: Commands) -> None:
     )  # fmt: skip
     add_inputs(parser, also="; or counts files of `ngram count`")
     add_model_option(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="LM", help=lm)
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="LM",
+        help="LM file; ARPA or OpenFst where it ends in .arpa, .arpa.gz or .fst",
+    )  # fmt: skip
     parser.add_argument(
         "--order", type=int, metavar="N", help="1..6 (default 4, or that of the counts)"
     )
@@ -99,26 +92,6 @@ def add_parsers(actions: Commands) -> None:
     _add_counts_output(parser)
     add_options(parser, train.merge_counts, _MERGE, memory=_SIZE)
 
-    parser = add_command(
-        actions, "distil", run_distil, epilog=_DISTIL_EXAMPLE,
-        summary="train an LM on a model's own predictions over a corpus",
-        description="Let a model read a corpus once and train a backoff n-gram LM of its most "
-        "likely token after each history of the text.",
-    )  # fmt: skip
-    parser.add_argument(
-        "--model", type=Path, required=True, metavar="MODEL",
-        help="the target: a folder of transformers, or of a blockwise model",
-    )  # fmt: skip
-    parser.add_argument(
-        "--corpus", nargs="+", required=True, metavar="INPUT",
-        help="as of ngram train; held in memory as token ids",
-    )  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="LM", help=lm)
-    parser.add_argument("--order", type=int, default=4, metavar="N", help="1..6 (default 4)")
-    add_estimate_options(parser)
-    add_options(parser, train.train_corpus, ["threads"])
-    add_corpus_options(parser)
-
 
 def _add_counts_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -127,42 +100,26 @@ def _add_counts_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run_train(args: argparse.Namespace) -> None:
-    """Trains and writes the LM.
+    """Trains and writes the LM; the output is checked first.
 
     Raises:
         ValueError: bad input or options.
         OSError: a file that cannot be read or written, a full disk.
         ImportError: an extra is missing.
     """
-    _train_and_write(args.output, lambda: _train(args))
-
-
-def run_distil(args: argparse.Namespace) -> None:
-    """Reads the corpus, predicts, counts, writes the LM.
-
-    Raises:
-        ValueError: bad input or options, a tokenizer that is not the model's.
-        OSError: a file that cannot be read or written.
-        ImportError: an extra is missing.
-    """
-    _train_and_write(args.output, lambda: _distil(args))
-
-
-def _train_and_write(output: Path, estimate: Callable[[], NGramLM]) -> None:
-    """Trains, prints warnings, writes the LM and prints its size; the output is checked first."""
     from lattice_bpd.lm.convert import write_lm
 
-    check_output(output)
+    check_output(args.output)
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        lm = estimate()
+        lm = _train(args)
     for warning in caught:
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
-    with timed_step(f"write {output}"):
-        write_lm(lm, output)
+    with timed_step(f"write {args.output}"):
+        write_lm(lm, args.output)
     print(
-        f"{output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
+        f"{args.output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
         f"{sum(lm.num_ngrams):,} n-grams in {time.perf_counter() - start:.1f} s"
     )
 
@@ -201,47 +158,6 @@ def _all_counts(inputs: list[str]) -> bool:
             "leave the counts out"
         )
     return all(is_counts)
-
-
-def _distil(args: argparse.Namespace) -> NGramLM:
-    from lattice_bpd.cli.files import load_causal_lm
-
-    with timed_step(f"load {args.model}"):
-        model = load_causal_lm(args.model)
-    from lattice_bpd.train.distil import distil_ngram
-
-    own = args.model / "tokenizer.json"
-    if args.tokenizer is None and own.is_file():
-        args.tokenizer = str(own)
-    if args.vocab_size is None:
-        args.vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
-    with timed_step("read the corpus"):
-        ragged = _read_all(make_corpus(args, args.corpus))
-    sequences = len(ragged.offsets) - 1
-    size = ragged.token_ids.itemsize
-    with CountingWatcher() as watcher:
-        return distil_ngram(
-            model,
-            ragged,
-            args.order,
-            on_tokens=lambda done, total: watcher(
-                train.CountingProgress(done, sequences, size * done, size * total, 0, 0)
-            ),
-            **pick(args, ("bos_id", "eos_id", "unk_id", "threads")),
-            **estimate_arguments(args),
-        )
-
-
-def _read_all(corpus: train.Corpus) -> RaggedIds:
-    """All sequences of a corpus, pieces of one joined."""
-    ids: list[Int32Array] = [np.zeros(0, np.int32)]
-    ends, total = [0], 0
-    for batch in corpus.batches():
-        ids.append(batch.token_ids)
-        batch_ends = (total + batch.offsets[1:]).tolist()
-        total += len(batch.token_ids)
-        ends += batch_ends[:-1] if batch.continues_next else batch_ends
-    return RaggedIds(np.concatenate(ids), np.array(ends, np.int64))
 
 
 def run_count(args: argparse.Namespace) -> None:

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.token_ids import Int64Array
-from lattice_bpd.train.distil import batch_by_length
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.watcher import SilentWatcher, Watcher
 
@@ -129,6 +128,16 @@ class StateFile:
         rows = torch.from_file(str(self._path), shared=True, size=size, dtype=torch.bfloat16)
         starts = np.array([self._starts[key] for key in keys], np.int64)
         return KeptStates(rows.view(self._count, self._width), starts)
+
+
+def batch_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of texts of similar length, the longest first; padding counts as tokens."""
+    batches: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens:
+            batches.append([])
+        batches[-1].append(number)
+    return batches
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import RaggedIds, flatten_sequences
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
+from lattice_bpd.train.head_states import batch_by_length
 from lattice_bpd.verify.greedy import greedy_tokens
 
 _WHERE = "distil"
@@ -176,16 +177,6 @@ def _cut(ragged: RaggedIds, size: int) -> Iterator[_Window]:
             stop = min(start + size, end)
             yield _Window(start, first, stop)
             first, start = stop, stop - (size - step)
-
-
-def batch_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of texts of similar length, the longest first; padding counts as tokens."""
-    batches: list[list[int]] = []
-    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
-        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens:
-            batches.append([])
-        batches[-1].append(number)
-    return batches
 
 
 def _begin_with(ragged: RaggedIds, bos_id: int) -> RaggedIds:

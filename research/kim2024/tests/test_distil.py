@@ -1,4 +1,4 @@
-"""n-gram LMs of the target's own choices: counts by brute force, files, the command, mixing."""
+"""n-gram LMs of the target's own choices: windows, counts by brute force, errors."""
 
 from collections import Counter
 
@@ -9,11 +9,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockwise_models import VOCAB, looping_text, random_model, trained_model
+from blockwise_models import VOCAB, random_model
 from lattice_bpd import NGramLM
-from lattice_bpd.cli import main
 from lattice_bpd.lm import count_ngrams
-from lattice_bpd.train.distil import distil_ngram, predict_targets
+from lattice_bpd_kim2024.distil import distil_ngram, predict_targets
 
 
 def random_texts(rng, count=12, longest=30):
@@ -99,20 +98,3 @@ def test_train_ngram_refuses_targets_that_do_not_fit():
         NGramLM.train([[1, 2]], 2, vocab_size=4, targets=[[1.0, 2.0]])
     with pytest.raises(ValueError, match="target 7"):
         NGramLM.train([[1, 2]], 2, vocab_size=4, targets=[[1, 7]])
-
-
-def test_distil_command(tmp_path, capsys):
-    model, text = trained_model(), looping_text(900)
-    model.save_pretrained(tmp_path / "model")
-    np.save(tmp_path / "corpus.npy", text)
-    (tmp_path / "text.txt").write_text("words")
-    command = ["ngram", "distil", "--model", str(tmp_path / "model"), "-o", str(tmp_path / "a.lm"),
-               "--order", "3", "--smoothing", "absolute", "--corpus"]  # fmt: skip
-    assert main([*command, str(tmp_path / "corpus.npy")]) == 0
-    expected = distil_ngram(model, [text], 3, smoothing="absolute")
-    lm = NGramLM.load(tmp_path / "a.lm")
-    assert (lm.order, lm.num_ngrams) == (3, expected.num_ngrams)
-    assert lm.score(text[:20]) == pytest.approx(expected.score(text[:20]), abs=1e-5)
-    for corpus, message in (("none.npy", "no such file"), ("text.txt", "tokenizer")):
-        assert main([*command, str(tmp_path / corpus)]) == 2
-        assert message in capsys.readouterr().err
