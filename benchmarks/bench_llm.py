@@ -11,7 +11,7 @@ The model is SmolLM2-135M-Instruct (`scripts/fetch_smollm2.py`), the drafter by 
 LM of its own text in `examples/smollm2`, without heads.
 
 Each prompt is decoded by all lines in random order, in one process; those of transformers with the
-attention of torch, ours with that of the core (`use_cpu_attention`). Printed are tokens per call of
+attention of torch, ours with that of the core (`use_cpu_kernels`). Printed are tokens per call of
 the model, tokens/s relative to the engine's own greedy decoding of the same prompts (both with
 95 % bootstrap intervals over prompts), the share of texts equal to greedy's and of positions before
 the first difference, all by kind of prompt; milliseconds a call by stage; and how much of greedy's
@@ -39,7 +39,7 @@ from report import print_table, write_json
 from lattice_bpd.build.bootstrap import FEWEST_TEXTS, bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.token_ids import count_shared
-from lattice_bpd.verify import use_cpu_attention
+from lattice_bpd.verify import use_cpu_kernels
 
 DRAFTER = ROOT / "examples" / "smollm2"
 MINUTES, QUICK_MINUTES = 24.0, 3.6  # of decoding
@@ -242,7 +242,7 @@ def main() -> None:
     model, own = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval() for _ in range(2)
     )
-    use_cpu_attention(own)
+    use_cpu_kernels(own)
     sources = load_sources(args)
     if args.gguf:
         skipped: dict[str, str] = {}

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lattice_bpd.train.responses.collect import Exchange, collect_responses
 from lattice_bpd.train.responses.prompts import read_chats
 from lattice_bpd.train.responses.store import ResponseStore
-from lattice_bpd.verify import use_cpu_attention
+from lattice_bpd.verify import use_cpu_kernels
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("model")
@@ -48,7 +48,7 @@ def measure(name: str) -> list[Exchange]:
 
 
 torchs = measure("attention of torch")
-if use_cpu_attention(model):
+if use_cpu_kernels(model):
     ours = measure("attention of the core")
     by_prompt = {tuple(one.prompt): one.response for one in torchs}
     equal = sum(by_prompt.get(tuple(one.prompt)) == one.response for one in ours)

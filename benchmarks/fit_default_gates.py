@@ -23,7 +23,7 @@ from lattice_bpd.draft import mixture
 from lattice_bpd.draft.mixture import Gates, KnownText, fit_gates, make_mixture, replay_text
 from lattice_bpd.models.heads import VocabularyHeads
 from lattice_bpd.train.responses.generation import generate_responses
-from lattice_bpd.verify import use_cpu_attention
+from lattice_bpd.verify import use_cpu_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "python/lattice_bpd/draft/default_gates.json"
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--drafter", type=Path, default=ROOT / "examples/smollm2")
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype="bfloat16")
-    use_cpu_attention(model)
+    use_cpu_kernels(model)
     heads = VocabularyHeads.from_pretrained(args.drafter).to(model.dtype)
     heads.attach(model)
     texts = collect_texts(model, AutoTokenizer.from_pretrained(args.model), heads)

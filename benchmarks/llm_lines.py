@@ -41,7 +41,7 @@ class Ours(NamedTuple):
 
 
 OURS = {
-    "greedy, attention of the core": Ours("greedy"),
+    "greedy, kernels of the core": Ours("greedy"),
     # The strategies of Kim et al. 2024, with weights that suit this model.
     "BPD": Ours("bpd", ("heads",), quick=False),
     "1-best, heads + LM": Ours("ngram", ("heads", "lm"), {"alpha": 0.5}, quick=False),

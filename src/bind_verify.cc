@@ -233,7 +233,7 @@ void AttendOf(const std::array<std::size_t, 6>& shape, bool is_bfloat16, const H
               const std::optional<std::array<std::intptr_t, 3>>& mask, bool mask_is_bool,
               float scale, std::intptr_t out, int threads) {
   AttentionCall call;
-  call.type = is_bfloat16 ? AttentionType::kBFloat16 : AttentionType::kFloat32;
+  call.type = is_bfloat16 ? NumberType::kBFloat16 : NumberType::kFloat32;
   call.rows = shape[0];
   call.heads = shape[1];
   call.kv_heads = shape[2];
@@ -253,6 +253,21 @@ void AttendOf(const std::array<std::size_t, 6>& shape, bool is_bfloat16, const H
   call.out = reinterpret_cast<void*>(out);
   const py::gil_scoped_release release;
   Attend(call, threads);
+}
+
+// Of tensors in memory that the caller keeps; `bias` may be 0. shape: inputs, rows, columns.
+void ApplyLinearOf(const std::array<std::size_t, 3>& shape, bool is_bfloat16, std::intptr_t input,
+                   std::intptr_t weight, std::intptr_t bias, std::intptr_t out, int threads) {
+  const LinearCall call = {is_bfloat16 ? NumberType::kBFloat16 : NumberType::kFloat32,
+                           shape[0],
+                           shape[1],
+                           shape[2],
+                           reinterpret_cast<const void*>(input),
+                           reinterpret_cast<const void*>(weight),
+                           reinterpret_cast<const void*>(bias),
+                           reinterpret_cast<void*>(out)};
+  const py::gil_scoped_release release;
+  ApplyLinear(call, threads);
 }
 
 using Buffers = std::vector<Array<std::uint8_t>>;
@@ -353,6 +368,8 @@ void BindVerify(py::module_& m) {
   m.def("attend", &AttendOf, py::arg("shape"), py::arg("is_bfloat16"), py::arg("query"),
         py::arg("key"), py::arg("value"), py::arg("mask"), py::arg("mask_is_bool"),
         py::arg("scale"), py::arg("out"), py::arg("threads"));
+  m.def("apply_linear", &ApplyLinearOf, py::arg("shape"), py::arg("is_bfloat16"), py::arg("input"),
+        py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("threads"));
   m.def("tree_extents", &TreeExtents, py::arg("trees"));
   m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
         py::arg("node_rows").noconvert());

@@ -29,6 +29,7 @@ __all__: list[str] = [
     "Vocabulary",
     "additive_masks",
     "ancestor_mask",
+    "apply_linear",
     "attend",
     "backoffs_of_rows",
     "context_probs_of_rows",
@@ -422,6 +423,15 @@ def additive_masks(
 def ancestor_mask(
     parents: numpy.typing.NDArray[numpy.int32], size: _Int
 ) -> numpy.typing.NDArray[numpy.uint8]: ...
+def apply_linear(
+    shape: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(3)"],
+    is_bfloat16: bool,
+    input: _Int,
+    weight: _Int,
+    bias: _Int,
+    out: _Int,
+    threads: _Int,
+) -> None: ...
 def attend(
     shape: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(6)"],
     is_bfloat16: bool,

@@ -13,24 +13,23 @@
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/half.h"
 #include "lattice_bpd/draft/packed_heads.h"
-#include "lattice_bpd/verify/packed_matrix.h"
+#include "lattice_bpd/verify/products.h"
 
 namespace lattice_bpd {
 namespace {
 
 // Numbers as the call reads them, and what they are.
 struct Numbers {
-  Numbers(std::size_t count, AttentionType type, std::mt19937* random)
-      : bits(count), values(count) {
+  Numbers(std::size_t count, NumberType type, std::mt19937* random) : bits(count), values(count) {
     std::normal_distribution<float> normal;
     for (std::size_t i = 0; i < count; ++i) {
       float x = normal(*random);
       std::uint32_t word;
       std::memcpy(&word, &x, sizeof word);
       bits[i] = static_cast<std::uint16_t>(word >> 16);
-      values[i] = type == AttentionType::kFloat32 ? x : BFloat16ToFloat(bits[i]);
+      values[i] = type == NumberType::kFloat32 ? x : BFloat16ToFloat(bits[i]);
     }
-    data = type == AttentionType::kFloat32 ? static_cast<const void*>(values.data()) : bits.data();
+    data = type == NumberType::kFloat32 ? static_cast<const void*>(values.data()) : bits.data();
   }
 
   std::vector<std::uint16_t> bits;
@@ -38,7 +37,7 @@ struct Numbers {
   const void* data;
 };
 
-void CheckAgainstDoubles(AttentionType type, std::size_t heads, std::size_t kv_heads,
+void CheckAgainstDoubles(NumberType type, std::size_t heads, std::size_t kv_heads,
                          std::size_t queries, std::size_t positions, std::size_t size,
                          AttentionMask mask_type = AttentionMask::kBool) {
   const std::size_t rows = 2, group = heads / kv_heads;
@@ -75,7 +74,7 @@ void CheckAgainstDoubles(AttentionType type, std::size_t heads, std::size_t kv_h
   call.out = out.data();
   Attend(call, 2);
 
-  const double tolerance = type == AttentionType::kFloat32 ? 1e-4 : 5e-3;  // bfloat16: 8 bits
+  const double tolerance = type == NumberType::kFloat32 ? 1e-4 : 5e-3;  // bfloat16: 8 bits
   int differences = 0;
   for (std::size_t place = 0; place < rows * queries * heads; ++place) {
     const std::size_t head = place % heads, token = place / heads % queries;
@@ -96,7 +95,7 @@ void CheckAgainstDoubles(AttentionType type, std::size_t heads, std::size_t kv_h
       const double wanted = total > 0.0 ? sums[d] / total : 0.0;
       const std::size_t i = place * size + d;
       const auto* halves = reinterpret_cast<const std::uint16_t*>(out.data());
-      const double found = type == AttentionType::kFloat32 ? out[i] : BFloat16ToFloat(halves[i]);
+      const double found = type == NumberType::kFloat32 ? out[i] : BFloat16ToFloat(halves[i]);
       const bool is_close = std::abs(found - wanted) <= tolerance * (0.01 + std::abs(wanted));
       differences += !is_close;
     }
@@ -108,7 +107,7 @@ TEST_CASE("attention is softmax of the positions that are seen, with every instr
   for (const std::string& name : AttentionInstructionSets()) {
     SetAttentionInstructionSet(name);
     INFO("instruction set ", name);
-    for (const AttentionType type : {AttentionType::kFloat32, AttentionType::kBFloat16}) {
+    for (const NumberType type : {NumberType::kFloat32, NumberType::kBFloat16}) {
       CheckAgainstDoubles(type, 6, 2, 1, 37, 64);
       CheckAgainstDoubles(type, 3, 3, 5, 16, 16);
       CheckAgainstDoubles(type, 8, 1, 9, 130, 48);
@@ -160,6 +159,48 @@ TEST_CASE("products with rows of 8 bits, with every instruction set") {
     }
   }
   SetAttentionInstructionSet("");
+}
+
+TEST_CASE("linear layers are products in double precision, with every instruction set") {
+  std::mt19937 random(5);
+  for (const std::string& name : AttentionInstructionSets()) {
+    SetAttentionInstructionSet(name);
+    INFO("instruction set ", name);
+    for (const NumberType type : {NumberType::kFloat32, NumberType::kBFloat16}) {
+      const std::size_t inputs = 13, rows = 101, columns = 48;
+      const Numbers vectors(inputs * columns, type, &random), matrix(rows * columns, type, &random);
+      const Numbers bias(rows, type, &random);
+      const bool is_float = type == NumberType::kFloat32;
+      std::vector<float> whole;
+      for (const std::size_t count : {inputs, std::size_t{1}, std::size_t{4}, std::size_t{6}}) {
+        std::vector<float> floats(count * rows);
+        std::vector<std::uint16_t> halves(count * rows);
+        ApplyLinear({type, count, rows, columns, vectors.data, matrix.data,
+                     count == 4 ? nullptr : bias.data,
+                     is_float ? static_cast<void*>(floats.data()) : halves.data()},
+                    2);
+        int differences = 0, changes = 0;
+        for (std::size_t i = 0; i < count * rows; ++i) {
+          if (!is_float) floats[i] = BFloat16ToFloat(halves[i]);
+          double wanted = count == 4 ? 0.0 : bias.values[i % rows];
+          for (std::size_t d = 0; d < columns; ++d) {
+            wanted += double{vectors.values[i / rows * columns + d]} *
+                      matrix.values[i % rows * columns + d];
+          }
+          const double rounding = is_float ? 0.0 : std::abs(wanted) / 256;
+          differences += !(std::abs(floats[i] - wanted) <= 1e-4 + rounding);
+          changes += !whole.empty() && count != 4 && floats[i] != whole[i];
+        }
+        if (whole.empty()) whole = floats;
+        CHECK(differences == 0);
+        CHECK(changes == 0);  // no result depends on the other inputs
+      }
+    }
+  }
+  SetAttentionInstructionSet("");
+  CHECK_THROWS_AS(
+      ApplyLinear({NumberType::kFloat32, 1, 1, 24, nullptr, nullptr, nullptr, nullptr}, 1),
+      ValueError);
 }
 
 TEST_CASE("packed heads refuse arrays that do not fit, and numbers that are none") {

@@ -1,4 +1,4 @@
-// Half-precision logits as float32. Both widenings are exact.
+// Half precision. Both widenings are exact.
 #ifndef LATTICE_BPD_BASE_HALF_H_
 #define LATTICE_BPD_BASE_HALF_H_
 
@@ -15,6 +15,15 @@ inline float BitsToFloat(std::uint32_t bits) {
 
 inline float BFloat16ToFloat(std::uint16_t bits) {
   return BitsToFloat(static_cast<std::uint32_t>(bits) << 16);
+}
+
+// To nearest, ties to even; what is not a number stays so.
+inline std::uint16_t FloatToBFloat16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const std::uint32_t rounded =
+      value == value ? bits + 0x7fffu + ((bits >> 16) & 1u) : bits | 0x400000u;
+  return static_cast<std::uint16_t>(rounded >> 16);
 }
 
 // IEEE 754 binary16, subnormals, infinities and NaN included.

@@ -9,7 +9,7 @@
 #include "lattice_bpd/base/array_view.h"
 #include "lattice_bpd/base/label.h"
 #include "lattice_bpd/lattice/top_k.h"
-#include "lattice_bpd/verify/packed_matrix.h"
+#include "lattice_bpd/verify/products.h"
 
 namespace lattice_bpd {
 

@@ -103,11 +103,11 @@ class Tasks {
       task.masks[i] = MaskOf(row, token) + seen.first;
     }
     thread_local std::vector<float> scratch;
-    Sets().chosen().attend(task, call_.type, &scratch);
+    ChosenKernel().attend(task, call_.type, &scratch);
   }
 
  private:
-  std::size_t NumberSize() const { return call_.type == AttentionType::kFloat32 ? 4 : 2; }
+  std::size_t NumberSize() const { return call_.type == NumberType::kFloat32 ? 4 : 2; }
 
   const void* At(const HeadsView& view, std::size_t row, std::size_t head,
                  std::size_t token) const {
@@ -162,17 +162,14 @@ void Attend(const AttentionCall& call, int num_threads) {
     AttendWith<NoMask>(call, num_threads);
   } else if (call.mask_type == AttentionMask::kBool) {
     AttendWith<BoolMask>(call, num_threads);
-  } else if (call.type == AttentionType::kFloat32) {
+  } else if (call.type == NumberType::kFloat32) {
     AttendWith<FloatMask>(call, num_threads);
   } else {
     AttendWith<BFloat16Mask>(call, num_threads);
   }
 }
 
-void PackedMatrix::Multiply(std::size_t first, std::size_t last, std::size_t num_inputs,
-                            const float* inputs, float* out, std::size_t stride) const {
-  Sets().chosen().multiply(*this, first, last, num_inputs, inputs, out, stride);
-}
+const AttentionKernel& ChosenKernel() { return Sets().chosen(); }
 
 std::vector<std::string> AttentionInstructionSets() { return Sets().Names(); }
 

@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "lattice_bpd/verify/products.h"
+
 namespace lattice_bpd {
 
-enum class AttentionType { kFloat32, kBFloat16 };
 enum class AttentionMask { kNone, kBool, kAdded };  // kAdded: numbers of the type of the call
 
 // A tensor (rows, heads, tokens, size): strides in elements, that of `size` is 1.
@@ -20,7 +21,7 @@ struct HeadsView {
 };
 
 struct AttentionCall {
-  AttentionType type;
+  NumberType type;  // not kInt8
   std::size_t rows, heads, kv_heads, queries, positions, size;
   HeadsView query, key, value;  // `queries` tokens of `heads`; `positions` tokens of `kv_heads`
   AttentionMask mask_type = AttentionMask::kNone;

@@ -22,14 +22,14 @@ constexpr int kLanes = 8;
 }
 
 #include "lattice_bpd/verify/attention_kernel.h"
-#include "lattice_bpd/verify/int8_kernel.h"
+#include "lattice_bpd/verify/product_kernel.h"
 
 #pragma GCC pop_options
 
 namespace lattice_bpd {
 AttentionKernel AttentionAvx2() {
   return {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); },
-          &AttendBlock, &MultiplyPacked};
+          &AttendBlock, &MultiplyTask};
 }
 }  // namespace lattice_bpd
 

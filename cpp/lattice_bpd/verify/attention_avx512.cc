@@ -22,7 +22,7 @@ constexpr int kLanes = 16;
 }
 
 #include "lattice_bpd/verify/attention_kernel.h"
-#include "lattice_bpd/verify/int8_kernel.h"
+#include "lattice_bpd/verify/product_kernel.h"
 
 #pragma GCC pop_options
 
@@ -33,7 +33,7 @@ AttentionKernel AttentionAvx512() {
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
           },
-          &AttendBlock, &MultiplyPacked};
+          &AttendBlock, &MultiplyTask};
 }
 }  // namespace lattice_bpd
 

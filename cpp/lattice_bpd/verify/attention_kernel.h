@@ -2,6 +2,10 @@
 // which includes this is compiled for; kLanes is its width in floats.
 //
 // In an anonymous namespace, as all that several builds define.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -28,10 +32,26 @@ constexpr std::size_t kKeys =
   std::memcpy(to, from, sizeof *to);
 }
 
+// GCC converts generic vectors by parts.
 [[gnu::always_inline]] inline void Load(const std::uint16_t* from, Floats* to) {
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  const Words words = __builtin_convertvector(halves, Words) << 16;
+  Words words;
+#if defined(__x86_64__)
+  if constexpr (kLanes == 16) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, halves);  // the other one warns
+    std::memcpy(&words, &wide, sizeof words);
+  } else if constexpr (kLanes == 8) {
+    const __m256i wide =
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    std::memcpy(&words, &wide, sizeof words);
+  }
+#endif
+  if constexpr (kLanes == 4) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    words = __builtin_convertvector(halves, Words);
+  }
+  words <<= 16;
   std::memcpy(to, &words, sizeof *to);
 }
 
@@ -240,8 +260,8 @@ void AttendTask(const AttentionTask& task, std::vector<float>* scratch) {
   }
 }
 
-void AttendBlock(const AttentionTask& task, AttentionType type, std::vector<float>* scratch) {
-  if (type == AttentionType::kBFloat16) {
+void AttendBlock(const AttentionTask& task, NumberType type, std::vector<float>* scratch) {
+  if (type == NumberType::kBFloat16) {
     AttendTask<std::uint16_t>(task, scratch);
   } else {
     AttendTask<float>(task, scratch);

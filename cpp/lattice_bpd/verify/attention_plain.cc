@@ -6,10 +6,10 @@ constexpr int kLanes = 4;
 }
 
 #include "lattice_bpd/verify/attention_kernel.h"
-#include "lattice_bpd/verify/int8_kernel.h"
+#include "lattice_bpd/verify/product_kernel.h"
 
 namespace lattice_bpd {
 AttentionKernel AttentionPlain() {
-  return {"plain", [] { return true; }, &AttendBlock, &MultiplyPacked};
+  return {"plain", [] { return true; }, &AttendBlock, &MultiplyTask};
 }
 }  // namespace lattice_bpd

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lattice_bpd/verify/attention.h"
-#include "lattice_bpd/verify/packed_matrix.h"
+#include "lattice_bpd/verify/products.h"
 
 namespace lattice_bpd {
 
@@ -27,14 +27,26 @@ struct AttentionTask {
   void (*mask)(const AttentionTask& task, std::size_t query, float* scores);
 };
 
+// out[i][r] = row r . inputs[i]
+struct ProductTask {
+  NumberType type;   // of the rows
+  const void* rows;  // (num_rows, columns), columns a multiple of 16
+  std::size_t num_rows, columns;
+  const float* inputs;  // (num_inputs, columns)
+  std::size_t num_inputs;
+  float* out;
+  std::size_t stride;  // of `out`, from one input to the next
+};
+
 struct AttentionKernel {
   const char* name;
   bool (*runs)();
-  void (*attend)(const AttentionTask& task, AttentionType type, std::vector<float>* scratch);
-  // PackedMatrix::Multiply.
-  void (*multiply)(const PackedMatrix& matrix, std::size_t first, std::size_t last,
-                   std::size_t num_inputs, const float* inputs, float* out, std::size_t stride);
+  void (*attend)(const AttentionTask& task, NumberType type, std::vector<float>* scratch);
+  void (*multiply)(const ProductTask& task);
 };
+
+// The one that is used.
+const AttentionKernel& ChosenKernel();
 
 AttentionKernel AttentionAvx512();
 AttentionKernel AttentionAvx2();

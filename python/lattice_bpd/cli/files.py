@@ -200,11 +200,11 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
 
 def to_device(model: Any) -> Any:
     """A model that is to decode: on the GPU if CUDA finds one, else with the core's attention."""
-    from lattice_bpd.verify import use_cpu_attention
+    from lattice_bpd.verify import use_cpu_kernels
 
     if require("torch", "torch").cuda.is_available():
         return model.to("cuda")
-    use_cpu_attention(getattr(model, "base", model))
+    use_cpu_kernels(getattr(model, "base", model))
     return model
 
 

@@ -31,6 +31,7 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import use_torch_threads
 from lattice_bpd.models.head_files import HeadFiles, SavedHeads
+from lattice_bpd.models.linear import linear
 
 BLOCKWISE_FILES = HeadFiles(
     "blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1}, {"vocab_size": None}
@@ -234,10 +235,10 @@ class VocabularyHeads(SavedHeads):
                     exact_tokens = output(hidden).argmax(dim=-1)
                 embedded = F.rms_norm(embed(exact_tokens), (self.hidden_size,)).to(inputs.dtype)
             inputs = torch.cat([inputs, embedded], dim=-1)
-        inner = F.silu(self.inner(inputs)).view(len(hidden), self.num_slots, -1).transpose(0, 1)
-        weight = self.outer_weight.view(self.num_slots, self.hidden_size, -1).transpose(1, 2)
-        change = torch.bmm(inner, weight).transpose(0, 1)  # (N, H, D)
-        return hidden.unsqueeze(1) + self.outer_bias + change
+        inner = F.silu(linear(inputs, self.inner.weight, self.inner.bias)).chunk(self.num_slots, -1)
+        weights = self.outer_weight.chunk(self.num_slots)
+        change = torch.stack([linear(*pair) for pair in zip(inner, weights, strict=True)], dim=1)
+        return hidden.unsqueeze(1) + self.outer_bias + change  # (N, H, D)
 
     def output_rows(self) -> tuple[Tensor, Tensor | None]:
         """(K, D) rows and (K,) bias of the target's output embedding; after `attach`."""
@@ -247,7 +248,7 @@ class VocabularyHeads(SavedHeads):
     def draft_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """(N, H, K) logits over the draft vocabulary; see `draft_states`."""
         rows, bias = self.output_rows()
-        return F.linear(self.draft_states(hidden, exact_tokens).to(rows.dtype), rows, bias)
+        return linear(self.draft_states(hidden, exact_tokens).to(rows.dtype), rows, bias)
 
     def lattice(self, hidden: Tensor, exact_tokens: Tensor) -> LatticeInput:
         """The best candidates of each slot, with log probabilities over the draft vocabulary.

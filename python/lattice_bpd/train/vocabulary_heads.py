@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.models.heads import VocabularyHeads
+from lattice_bpd.models.linear import has_fast_bfloat16, linear
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.head_states import KeptStates
 from lattice_bpd.train.trainer import Trainer, TrainReport
@@ -178,7 +179,7 @@ def _find_distributions(heads: VocabularyHeads, states: Tensor) -> tuple[Tensor,
     """
     (weight, bias), found = heads.output_rows(), []
     for rows in torch.split(states, _BATCH):
-        logits = F.linear(rows.to(weight), weight, bias)
+        logits = linear(rows.to(weight), weight, bias)
         best = logits.topk(min(_LIKELY, len(weight)), dim=-1)
         found.append((best.indices.int(), best.values.softmax(dim=-1).bfloat16()))
     indices, shares = map(torch.cat, zip(*found, strict=True))
@@ -201,12 +202,13 @@ def _cross_entropy(
         shares: (S, k) bfloat16, their probabilities.
     """
     weight, bias = heads.output_rows()
-    weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+    dtype = torch.bfloat16 if has_fast_bfloat16(weight.device) else torch.float32
+    weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     known, total = labels >= 0, torch.zeros((), device=states.device)
     gradients = torch.zeros_like(states, dtype=torch.float32)
     for rows in torch.split(known.nonzero().squeeze(1), _ROWS):
-        likely, share = indices[labels[rows]].long(), shares[labels[rows]]
-        probs = F.linear(states[rows].bfloat16(), weight, bias).softmax(dim=-1)
+        likely, share = indices[labels[rows]].long(), shares[labels[rows]].to(dtype)
+        probs = F.linear(states[rows].to(dtype), weight, bias).softmax(dim=-1)
         total -= (probs.gather(1, likely).float().clamp_min(1e-30).log() * share).sum()
         probs.scatter_add_(1, likely, -share)
         gradients[rows] = (probs @ weight).float()
@@ -243,10 +245,10 @@ def measure_accuracy(
 
 def _take(heads: VocabularyHeads, positions: Positions, batch: Tensor) -> tuple[Tensor, Tensor]:
     """(N, D) states and (N,) exact tokens of some positions, on the heads' device."""
-    rows, device = positions.rows[batch], heads.outer_bias.device
-    return positions.states[rows].to(device), positions.exact_tokens[batch].to(device)
+    rows, bias = positions.rows[batch], heads.outer_bias
+    return positions.states[rows].to(bias), positions.exact_tokens[batch].to(bias.device)
 
 
 def _autocast(model: PreTrainedModel) -> torch.autocast:
     """Matrix products in bfloat16 where that is fast."""
-    return torch.autocast(model.device.type, torch.bfloat16)
+    return torch.autocast(model.device.type, torch.bfloat16, has_fast_bfloat16(model.device))

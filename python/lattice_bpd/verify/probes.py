@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.models.model_facts import facts_of
-from lattice_bpd.verify.attention import NAME
 from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.cpu_kernels import NAME
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import logits_match, read_tokens

@@ -1,4 +1,4 @@
-"""The core's attention against torch's, alone and within models."""
+"""The core's attention and linear layers against torch's, alone and within models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from transformers import (  # noqa: E402  # noqa: E402
     PreTrainedModel,
 )
 
+from lattice_bpd import _core  # noqa: E402
 from lattice_bpd.decode import generate  # noqa: E402
+from lattice_bpd.models import linear as linear_module  # noqa: E402
+from lattice_bpd.models.linear import linear  # noqa: E402
 from lattice_bpd.train.responses.generation import generate_responses  # noqa: E402
-from lattice_bpd.verify import attention, use_cpu_attention  # noqa: E402
+from lattice_bpd.verify import cpu_kernels, use_cpu_kernels  # noqa: E402
 from tiny_models import make_tiny_model  # noqa: E402
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -52,9 +55,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def note(name: str, inner: Any) -> Any:
         return lambda *args, **options: (seen.append(name), inner(*args, **options))[1]
 
-    monkeypatch.setattr(attention._core, "attend", note("core", attention._core.attend))
-    torchs = attention.sdpa_attention_forward
-    monkeypatch.setattr(attention, "sdpa_attention_forward", note("torch", torchs))
+    monkeypatch.setattr(cpu_kernels._core, "attend", note("core", cpu_kernels._core.attend))
+    torchs = cpu_kernels.sdpa_attention_forward
+    monkeypatch.setattr(cpu_kernels, "sdpa_attention_forward", note("torch", torchs))
     return seen
 
 
@@ -85,8 +88,8 @@ def test_equals_sdpa(dtype, shape, mask_kind, calls):
     given = None if mask_kind == "none" else mask
     layer = Layer(heads // kv_heads)
     scaling = None if mask_kind == "none" else 0.2
-    found, _ = attention.attend(layer, query, key, value, given, scaling=scaling)
-    wanted, _ = attention.sdpa_attention_forward(layer, query, key, value, given, scaling=scaling)
+    found, _ = cpu_kernels.attend(layer, query, key, value, given, scaling=scaling)
+    wanted, _ = cpu_kernels.sdpa_attention_forward(layer, query, key, value, given, scaling=scaling)
     assert calls == ["core", "torch"]
     assert found.shape == wanted.shape
     torch.testing.assert_close(found, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -97,12 +100,12 @@ def test_what_is_not_a_number_stays_so(calls):
     key[:, 0, 3] = torch.nan
     mask = mask.bool()
     mask[..., 1, 2:] = False  # the second token does not see it
-    found, _ = attention.attend(Layer(1), query, key, torch.ones_like(key), mask)
+    found, _ = cpu_kernels.attend(Layer(1), query, key, torch.ones_like(key), mask)
     wanted = torch.ones(1, 2, 2, 16)
     wanted[0, 0, 0] = torch.nan
     assert calls == ["core"]
     torch.testing.assert_close(found, wanted, equal_nan=True)
-    found, _ = attention.attend(Layer(1), query * torch.nan, key, torch.ones_like(key), mask)
+    found, _ = cpu_kernels.attend(Layer(1), query * torch.nan, key, torch.ones_like(key), mask)
     assert found.isnan().all()
 
 
@@ -120,10 +123,10 @@ def test_what_does_not_fit_is_left_to_torch(calls):
         ((query.half(), key.half(), mask), {}),
     ):
         calls.clear()
-        attention.attend(Layer(1), given[0], given[1], *given[1:], **options)
+        cpu_kernels.attend(Layer(1), given[0], given[1], *given[1:], **options)
         assert calls == ["torch"]
     with pytest.raises(ValueError, match="softcap"):
-        attention.attend(Layer(1), query, key, key, mask, softcap=30.0)
+        cpu_kernels.attend(Layer(1), query, key, key, mask, softcap=30.0)
 
 
 @pytest.mark.parametrize("window", [None, 9])
@@ -137,7 +140,7 @@ def test_decoding_equals_that_of_sdpa(window, calls):
         model.generate(torch.tensor([p]), max_new_tokens=12, do_sample=False, eos_token_id=None)
         for p in prompts
     ]
-    assert use_cpu_attention(model)
+    assert use_cpu_kernels(model)
     responses = list(generate_responses(model, prompts, 12, stop_token_ids=[]))
     assert "core" in calls
     for number, tokens, *_ in responses:
@@ -149,14 +152,80 @@ def test_decoding_equals_that_of_sdpa(window, calls):
     assert "core" in calls
 
 
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of states that the core's linear layers read; they are used on every processor."""
+    seen: list[int] = []
+    inner = linear_module._core.apply_linear
+    for dtype in (torch.float32, torch.bfloat16):
+        monkeypatch.setitem(linear_module.MOST_STATES, dtype, 1000)
+    monkeypatch.setattr(
+        linear_module._core, "apply_linear", lambda *args: (seen.append(args[0][0]), inner(*args))
+    )
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_linear_layers_equal_those_of_torch(dtype, has_bias, layers):
+    random = torch.Generator().manual_seed(1)
+    weight = torch.randn(101, 96, generator=random).to(dtype)
+    bias = torch.randn(101, generator=random).to(dtype) if has_bias else None
+    states = torch.randn(2, 19, 96, generator=random).to(dtype)
+    wanted = torch.nn.functional.linear(
+        states.double(), weight.double(), None if bias is None else bias.double()
+    )
+    found = linear(states, weight, bias)
+    assert layers == [38]
+    tolerance = 0.0 if dtype == torch.float32 else 2.0**-8  # of the rounded result
+    torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=tolerance)
+    for count in range(1, 8):
+        some = linear(states[:, :count], weight, bias)
+        assert torch.equal(some, found[:, :count])  # to the last bit
+
+
+def test_linear_layers_that_do_not_fit_are_left_to_torch(layers):
+    weight, states = torch.randn(8, 32), torch.randn(3, 32)
+    for given in (
+        (states[:, :24], weight[:, :24]),
+        (states[:0], weight),
+        (states, weight.t().contiguous().t()),
+        (states.clone().requires_grad_(), weight),
+        (states.half(), weight.half()),
+        (states.expand(400, 3, 32), weight),
+        (states, weight, torch.randn(16)[::2]),
+    ):
+        assert torch.equal(linear(*given), torch.nn.functional.linear(*given))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(states, weight).dtype == torch.bfloat16
+    assert layers == []
+    with pytest.raises(RuntimeError, match="same dtype"):
+        linear(states.bfloat16(), weight)
+    with pytest.raises(ValueError, match="inputs of 24 numbers; expected a multiple of 16"):
+        _core.apply_linear((1, 1, 24), False, 0, 0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drafts_with_linear_layers_of_the_core(dtype, layers):
+    """The text of single tokens with the same layers."""
+    model = build_model(LlamaConfig).to(dtype)
+    assert use_cpu_kernels(model)
+    prompt = [5, 6, 7, 5, 6, 7, 5, 6]
+    wanted = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)
+    layers.clear()
+    result = generate(model, prompt, "mixture", max_new_tokens=32, stop_token_ids=[])
+    assert [*prompt, *result.token_ids] == wanted[0].tolist()
+    assert max(layers[-15:]) > 1  # drafts were read by them
+
+
 def test_only_models_that_have_sdpa_in_a_known_type():
     model = build_model(Gemma2Config)  # capped logits: transformers takes eager
-    assert not use_cpu_attention(model)
+    assert not use_cpu_kernels(model)
     assert model.config._attn_implementation == "eager"
-    assert not use_cpu_attention(build_model(LlamaConfig).half())
+    assert not use_cpu_kernels(build_model(LlamaConfig).half())
     sparse = make_tiny_model(GlmMoeDsaForCausalLM, GlmMoeDsaConfig())  # it masks what it knows
     sparse.set_attn_implementation("sdpa")
     options = {"do_sample": False, "max_new_tokens": 16}
     wanted = sparse.generate(torch.tensor([[*range(5, 20)]]), **options)
-    use_cpu_attention(sparse)
+    use_cpu_kernels(sparse)
     assert torch.equal(sparse.generate(torch.tensor([[*range(5, 20)]]), **options), wanted)

@@ -1,17 +1,18 @@
-"""The core's attention on the CPU, as an attention implementation of `transformers`."""
+"""The core's attention and linear layers on the CPU, for models of `transformers`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from lattice_bpd import _core
 from lattice_bpd.lattice.logits import use_torch_threads
+from lattice_bpd.models.linear import MOST_STATES, CpuLinear
 
 NAME = "lattice_bpd"
 _MOST_QUERIES = 64  # of a text: beyond, torch's matrix products are as fast
@@ -19,28 +20,34 @@ _VECTOR = 16  # the size of a head is a multiple
 _TYPES = (torch.float32, torch.bfloat16)
 
 
-def use_cpu_attention(model: PreTrainedModel) -> bool:
-    """Lets a model on the CPU use the core's attention for the calls of decoding.
+def use_cpu_kernels(model: PreTrainedModel) -> bool:
+    """Lets a model on the CPU use the core's attention, and its linear layers where they pay.
 
-    These are calls of a few tokens of each text over its KV cache, such as the steps of a batch or
-    the tree of a draft: keys that a text does not see are not read, and key heads are not repeated
-    for the query heads that share them. All other calls remain those of attention "sdpa".
+    Attention is that of decoding, a few tokens of each text over its KV cache, such as the steps of
+    a batch or the tree of a draft: keys that a text does not see are not read, and key heads are
+    not repeated for the query heads that share them. All other calls remain those of "sdpa".
+
+    Linear layers are those of processors without matrix products in bfloat16, where torch reads a
+    bfloat16 matrix once for each token and a call with drafts costs as much as calls without.
 
     Args:
         model: of `transformers`, loaded with attention "sdpa", the usual one.
 
     Returns:
-        Whether it does from now on: the model is on the CPU, in float32 or bfloat16, takes other
-        attention implementations and has no indexer (which hides keys from those of torch only),
-        and torch (2.10 or later) offers its threads. Results change by rounding alone.
+        Whether attention is the core's from now on: the model is on the CPU, in float32 or
+        bfloat16, takes other attention implementations and has no indexer (which hides keys from
+        those of torch only), and torch (2.10 or later) offers its threads. Results change by
+        rounding alone.
     """
+    if model.device.type != "cpu" or model.dtype not in _TYPES or not use_torch_threads():
+        return False
+    for module in model.modules():
+        if type(module) is nn.Linear and MOST_STATES:
+            module.__class__ = CpuLinear
     if (
-        model.device.type != "cpu"
-        or model.dtype not in _TYPES
-        or getattr(model.config, "_attn_implementation", None) != "sdpa"
+        getattr(model.config, "_attn_implementation", None) != "sdpa"
         or not model._can_set_attn_implementation()
         or any(name.endswith("indexer") for name, _ in model.named_modules())
-        or not use_torch_threads()
     ):
         return False
     AttentionInterface.register(NAME, attend)

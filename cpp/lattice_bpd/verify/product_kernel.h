@@ -1,0 +1,98 @@
+// Products of vectors with rows of a matrix, beside attention_kernel.h, whose vectors it uses, in
+// the same builds. A product does not depend on what else is computed with it.
+namespace lattice_bpd {
+namespace {
+
+// GCC converts generic vectors of bytes one by one.
+[[gnu::always_inline]] inline void Load(const std::int8_t* from, Floats* to) {
+  Ints ints = {};
+#if defined(__x86_64__)
+  if constexpr (kLanes == 16) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const __m512i wide = _mm512_maskz_cvtepi8_epi32(0xffff, bytes);  // the other one warns
+    std::memcpy(&ints, &wide, sizeof ints);
+  } else if constexpr (kLanes == 8) {
+    const __m256i wide =
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    std::memcpy(&ints, &wide, sizeof ints);
+  }
+#endif
+  if constexpr (kLanes == 4) {
+    for (int i = 0; i < kLanes; ++i) ints[i] = from[i];
+  }
+  *to = __builtin_convertvector(ints, Floats);
+}
+
+constexpr int kMostInputs = 6;  // at a time
+
+// Rows at a time, by the number of inputs: as many as there are registers for.
+constexpr int kRowsOf[] = {8,
+                           kLanes == 16 ? 8 : 4,
+                           kLanes == 16 ? 6 : 3,
+                           kLanes == 16 ? 4 : 2,
+                           kLanes == 16 ? 4 : 2,
+                           kLanes == 16 ? 4 : 2};
+
+// kRows rows with kInputs vectors.
+template <int kRows, int kInputs, typename Number>
+[[gnu::always_inline]] inline void MultiplyBlock(const Number* rows, const ProductTask& task,
+                                                 const float* inputs, float* out) {
+  const std::size_t columns = task.columns;
+  constexpr int kUsed = kRows * kInputs, kSums = kUsed <= 8 ? 8 : kUsed <= 16 ? 16 : 32;
+  Floats sums[kSums] = {};
+  for (std::size_t d = 0; d < columns; d += kLanes) {
+    Floats weights[kRows];
+    for (int r = 0; r < kRows; ++r) Load(rows + r * columns + d, &weights[r]);
+    for (int i = 0; i < kInputs; ++i) {
+      Floats input;
+      Load(inputs + i * columns + d, &input);
+#if defined(__x86_64__)
+      if constexpr (kLanes > 4) asm("" : "+x"(input));  // read once, not by each product
+#endif
+      for (int r = 0; r < kRows; ++r) sums[kRows * i + r] += input * weights[r];
+    }
+  }
+  float dots[kSums];
+  SumAll<kSums>(sums, dots);
+  for (int i = 0; i < kInputs; ++i) {
+    for (int r = 0; r < kRows; ++r) out[i * task.stride + r] = dots[kRows * i + r];
+  }
+}
+
+template <int kInputs, typename Number>
+void MultiplyRows(const ProductTask& task, const float* inputs, float* out) {
+  constexpr int kRows = kRowsOf[kInputs - 1];
+  const auto* const rows = static_cast<const Number*>(task.rows);
+  std::size_t row = 0;
+  for (; row + kRows <= task.num_rows; row += kRows) {
+    MultiplyBlock<kRows, kInputs>(rows + row * task.columns, task, inputs, out + row);
+  }
+  for (; row < task.num_rows; ++row) {
+    MultiplyBlock<1, kInputs>(rows + row * task.columns, task, inputs, out + row);
+  }
+}
+
+template <typename Number, int... kInputs>
+void MultiplyInputs(const ProductTask& task, std::integer_sequence<int, kInputs...>) {
+  constexpr void (*kMultiply[])(const ProductTask&, const float*,
+                                float*) = {&MultiplyRows<kInputs + 1, Number>...};
+  std::size_t groups = (task.num_inputs + kMostInputs - 1) / kMostInputs;
+  for (std::size_t i = 0, count; i < task.num_inputs; i += count, --groups) {
+    count = (task.num_inputs - i + groups - 1) / groups;
+    kMultiply[count - 1](task, task.inputs + i * task.columns, task.out + i * task.stride);
+  }
+}
+
+void MultiplyTask(const ProductTask& task) {
+  const std::make_integer_sequence<int, kMostInputs> inputs;
+  if (task.type == NumberType::kInt8) {
+    MultiplyInputs<std::int8_t>(task, inputs);
+  } else if (task.type == NumberType::kBFloat16) {
+    MultiplyInputs<std::uint16_t>(task, inputs);
+  } else {
+    MultiplyInputs<float>(task, inputs);
+  }
+}
+
+}  // namespace
+}  // namespace lattice_bpd
