@@ -45,7 +45,7 @@ def collect_texts(model: Any, tokenizer: Any, heads: VocabularyHeads) -> list[Kn
             raise RuntimeError("no hidden states; expected a model that decodes batches")
         with torch.inference_mode():
             exact = torch.tensor(one.token_ids)
-            lattice = heads.lattice(one.states, exact).cut(heads.num_slots, TOP_K)
+            lattice = heads.lattice(one.states, exact, TOP_K)
         candidates = lattice.token_ids.int().numpy(), lattice.scores.float().numpy()
         prompt = prompts[one.prompt]
         texts[one.prompt] = KnownText([*prompt, *one.token_ids], len(prompt), candidates)

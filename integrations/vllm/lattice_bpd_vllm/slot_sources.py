@@ -70,7 +70,7 @@ def make_source(parts: DrafterParts, target: TargetInfo, num_tokens: int) -> Slo
         _attach(heads, target)
     # "argmax" takes the best token of each slot, whatever the transitions
     selector = None if parts.draft == "argmax" else parts.selector
-    return HeadSource(heads, target, num_tokens, selector)
+    return HeadSource(heads, target, num_tokens, parts.config.top_k, selector)
 
 
 class NoSource:
@@ -100,6 +100,7 @@ class HeadSource:
         heads: on the target's device, in its dtype.
         target: the engine's model; `vocab_size` is the number of its logits' columns.
         num_tokens: draft tokens that the engine verifies at most.
+        top_k: candidates of a slot, where the heads choose them.
         selector: transition scores that were trained on the heads, or None.
 
     Raises:
@@ -113,9 +114,11 @@ class HeadSource:
         heads: Any,
         target: TargetInfo,
         num_tokens: int,
+        top_k: int,
         selector: Any = None,
     ) -> None:
         self.head_logits = HeadLogits(heads, target.compute_logits, num_tokens)
+        self._top_k = top_k
         self.num_slots = self.head_logits.num_slots
         self.vocab_size, width = target.vocab_size, target.hidden_size
         head_width = getattr(heads, "hidden_size", width)
@@ -144,8 +147,9 @@ class HeadSource:
         heads = self.head_logits.heads
         if isinstance(heads, VocabularyHeads):
             with torch.no_grad():
-                lattice = heads.lattice(hidden, torch.tensor(exact_tokens, device=hidden.device))
-            return lattice.cut(self.num_slots, int(lattice.token_ids.shape[2]))
+                tokens = torch.tensor(exact_tokens, device=hidden.device)
+                lattice = heads.lattice(hidden, tokens, self._top_k)
+            return lattice.cut(self.num_slots, self._top_k)
         logits = self.head_logits(hidden, exact_tokens)
         if logits is None or self._selector is None:
             return logits

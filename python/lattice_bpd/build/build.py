@@ -330,7 +330,7 @@ def _train_heads(
         for number in (*fitting, *held_out):
             hidden = states.of(number, len(responses[number])).to(model.device, model.dtype)
             exact = torch.tensor(responses[number], device=model.device)
-            lattice = heads.lattice(hidden, exact).cut(options.num_slots, _TOP_K)
+            lattice = heads.lattice(hidden, exact, _TOP_K)
             candidates[number] = (
                 lattice.token_ids.int().cpu().numpy(), lattice.scores.float().cpu().numpy()
             )  # fmt: skip

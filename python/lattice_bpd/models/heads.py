@@ -139,7 +139,6 @@ VOCABULARY_FILES = HeadFiles(
     {"num_slots": 1, "hidden_size": 1, "inner_size": 1, "draft_vocab_size": 1, "vocab_size": 1},
     {"reads_exact_token": True},
 )
-_TOP_K = 64  # candidates of a slot
 
 
 class VocabularyHeads(SavedHeads):
@@ -250,22 +249,24 @@ class VocabularyHeads(SavedHeads):
         rows, bias = self.output_rows()
         return linear(self.draft_states(hidden, exact_tokens).to(rows.dtype), rows, bias)
 
-    def lattice(self, hidden: Tensor, exact_tokens: Tensor) -> LatticeInput:
+    def lattice(self, hidden: Tensor, exact_tokens: Tensor, top_k: int = 64) -> LatticeInput:
         """The best candidates of each slot, with log probabilities over the draft vocabulary.
 
         Args:
             hidden: (N, D) float.
             exact_tokens: (N,) int64.
+            top_k: candidates of a slot; the draft vocabulary if that has fewer.
         """
+        top_k = min(top_k, self.draft_vocab_size)
         # One state on a CPU: reading the weights takes the time.
         is_one = len(hidden) == 1 and hidden.device.type == "cpu" and not torch.is_grad_enabled()
         if is_one and self.hidden_size % 16 == self.inner_size % 16 == 0:
-            return self._packed_lattice(hidden, exact_tokens)
+            return self._packed_lattice(hidden, exact_tokens, top_k)
         log_probs = self.draft_logits(hidden, exact_tokens).float().log_softmax(dim=-1)
-        best = log_probs.topk(min(_TOP_K, log_probs.shape[-1]), dim=-1)
+        best = log_probs.topk(top_k, dim=-1)
         return LatticeInput(self.token_ids[best.indices], best.values, are_log_probs=True)
 
-    def _packed_lattice(self, hidden: Tensor, exact_tokens: Tensor) -> LatticeInput:
+    def _packed_lattice(self, hidden: Tensor, exact_tokens: Tensor, top_k: int) -> LatticeInput:
         """The same of a single state by the core, with weights of 8 bits."""
         assert self._target is not None
         embed, output, rows, bias = self._target
@@ -282,9 +283,8 @@ class VocabularyHeads(SavedHeads):
             self._packed = versions, packed, weights  # kept, so that no other one has their id
         embedding = embed(exact_tokens) if self.reads_exact_token else torch.zeros(0)
         ids, scores = self._packed[1].candidates(
-            _to_array(hidden), _to_array(embedding), min(_TOP_K, len(rows)),
-            torch.get_num_threads(),
-        )  # fmt: skip
+            _to_array(hidden), _to_array(embedding), top_k, torch.get_num_threads()
+        )
         tensors = torch.from_numpy(ids[None]).long(), torch.from_numpy(scores[None])
         return LatticeInput(*tensors, are_log_probs=True)
 
