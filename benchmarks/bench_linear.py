@@ -27,7 +27,7 @@ from lattice_bpd.models import linear as module
 SHAPES = {(49152, 576): 1, (1536, 576): 60, (576, 1536): 30, (576, 576): 60, (192, 576): 60}
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
 ROUNDS = 5
-TYPES = (torch.bfloat16, torch.float32)
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def seconds_of(apply: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor], n: int) -> float:
@@ -44,7 +44,7 @@ def check(weights: list[Tensor]) -> None:
     for weight in weights[1::30]:
         states = torch.randn(9, weight.shape[1]).to(weight.dtype)
         found, wanted = module.linear(states, weight), F.linear(states.double(), weight.double())
-        rounding = 2.0**-8 if weight.dtype == torch.bfloat16 else 0.0
+        rounding = 0.0 if weight.dtype == torch.float32 else 2.0**-8
         torch.testing.assert_close(found.double(), wanted, atol=1e-3, rtol=rounding)
         for token in range(9):
             assert torch.equal(module.linear(states[token : token + 1], weight)[0], found[token])

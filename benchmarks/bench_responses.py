@@ -3,8 +3,8 @@
     python benchmarks/bench_responses.py MODEL [--every 10] [--threads 2]
 
 The prompts are every tenth conversation of benchmarks/prompts/train.jsonl, responses have up to 128
-tokens. The model is loaded in bfloat16, and decodes on the CPU, first with torch's attention, then
-with the core's.
+tokens. The model is loaded in bfloat16, and decodes on the CPU, first with torch's attention and
+linear layers, then with the core's (`use_cpu_kernels`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def measure(name: str) -> list[Exchange]:
     return exchanges
 
 
-torchs = measure("attention of torch")
+torchs = measure("kernels of torch")
 if use_cpu_kernels(model):
-    ours = measure("attention of the core")
+    ours = measure("kernels of the core")
     by_prompt = {tuple(one.prompt): one.response for one in torchs}
     equal = sum(by_prompt.get(tuple(one.prompt)) == one.response for one in ours)
     print(f"equal responses: {equal} of {len(ours)}")

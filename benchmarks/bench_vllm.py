@@ -116,7 +116,7 @@ def _serve(pipe: Any, model: str, settings: dict[str, Any]) -> None:
         import vllm
 
         llm = vllm.LLM(
-            model, dtype="bfloat16", max_model_len=1024, max_num_seqs=16, seed=0,
+            model, max_model_len=1024, max_num_seqs=16, seed=0,
             enforce_eager=True, enable_prefix_caching=False, disable_log_stats=True, **settings,
         )  # fmt: skip
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
@@ -266,6 +266,7 @@ def main() -> None:
     parser.add_argument("--drafter", default="examples/smollm2", help="a folder of build")
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--methods", nargs="+", help="some of them only, by the number printed")
+    parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--skip", type=int, default=0, help="leave out the first prompts")
     parser.add_argument("--length", type=int, default=8, help="num_speculative_tokens of ours")
@@ -280,7 +281,10 @@ def main() -> None:
     prompts = read_prompts(args.model, args.skip)
     import vllm  # once, before the processes fork
 
-    engines = {name: Engine(args.model, settings) for name, settings in chosen.items()}
+    engines = {
+        name: Engine(args.model, {"dtype": args.dtype, **settings})
+        for name, settings in chosen.items()
+    }
     for engine in engines.values():
         engine.result()
     rows = []

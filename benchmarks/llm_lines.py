@@ -112,7 +112,7 @@ def make_lines(
 
     Args:
         model: a causal LM of `transformers`.
-        own: the same with the core's attention, for our lines.
+        own: the same with the core's kernels, for our lines.
         sources: "lm", "heads", "rescorer", a small causal LM, and "drafter", the folder of a built
             drafter, if there are any.
         quick: fewer of our lines.

@@ -9,15 +9,16 @@
 namespace py = pybind11;
 
 namespace lattice_bpd {
-namespace {
 
 FloatType ParseFloatType(const std::string& name, py::ssize_t itemsize) {
   if (name == "float32" && itemsize == 4) return FloatType::kFloat32;
   if (name == "float16" && itemsize == 2) return FloatType::kFloat16;
   if (name == "bfloat16" && itemsize == 2) return FloatType::kBFloat16;
-  throw ValueError(StrCat("head_logits: elements of ", itemsize, " bytes as ", name,
+  throw ValueError(StrCat("elements of ", itemsize, " bytes as ", name,
                           "; expected float32, float16 or bfloat16"));
 }
+
+namespace {
 
 // (slots, vocab) or (batch, slots, vocab) in any strides -> token ids and scores of shape
 // (.., slots, top_k). Copies only where the strides of batch and slots don't join.

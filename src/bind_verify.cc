@@ -11,6 +11,7 @@
 #include "lattice_bpd/verify/call_layout.h"
 #include "lattice_bpd/verify/follow_greedy.h"
 #include "lattice_bpd/verify/move_slots.h"
+#include "lattice_bpd/verify/products.h"
 #include "lattice_bpd/verify/search_prefix_trees.h"
 
 namespace py = pybind11;
@@ -233,7 +234,7 @@ void AttendOf(const std::array<std::size_t, 6>& shape, bool is_bfloat16, const H
               const std::optional<std::array<std::intptr_t, 3>>& mask, bool mask_is_bool,
               float scale, std::intptr_t out, int threads) {
   AttentionCall call;
-  call.type = is_bfloat16 ? NumberType::kBFloat16 : NumberType::kFloat32;
+  call.type = is_bfloat16 ? FloatType::kBFloat16 : FloatType::kFloat32;
   call.rows = shape[0];
   call.heads = shape[1];
   call.kv_heads = shape[2];
@@ -256,9 +257,10 @@ void AttendOf(const std::array<std::size_t, 6>& shape, bool is_bfloat16, const H
 }
 
 // Of tensors in memory that the caller keeps; `bias` may be 0. shape: inputs, rows, columns.
-void ApplyLinearOf(const std::array<std::size_t, 3>& shape, bool is_bfloat16, std::intptr_t input,
-                   std::intptr_t weight, std::intptr_t bias, std::intptr_t out, int threads) {
-  const LinearCall call = {is_bfloat16 ? NumberType::kBFloat16 : NumberType::kFloat32,
+void ApplyLinearOf(const std::array<std::size_t, 3>& shape, const std::string& float_type,
+                   py::ssize_t itemsize, std::intptr_t input, std::intptr_t weight,
+                   std::intptr_t bias, std::intptr_t out, int threads) {
+  const LinearCall call = {ParseFloatType(float_type, itemsize),
                            shape[0],
                            shape[1],
                            shape[2],
@@ -368,8 +370,9 @@ void BindVerify(py::module_& m) {
   m.def("attend", &AttendOf, py::arg("shape"), py::arg("is_bfloat16"), py::arg("query"),
         py::arg("key"), py::arg("value"), py::arg("mask"), py::arg("mask_is_bool"),
         py::arg("scale"), py::arg("out"), py::arg("threads"));
-  m.def("apply_linear", &ApplyLinearOf, py::arg("shape"), py::arg("is_bfloat16"), py::arg("input"),
-        py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("threads"));
+  m.def("apply_linear", &ApplyLinearOf, py::arg("shape"), py::arg("float_type"),
+        py::arg("itemsize"), py::arg("input"), py::arg("weight"), py::arg("bias"), py::arg("out"),
+        py::arg("threads"));
   m.def("tree_extents", &TreeExtents, py::arg("trees"));
   m.def("follow_greedy", &FollowGreedyOf, py::arg("trees"), py::arg("logits").noconvert(),
         py::arg("node_rows").noconvert());

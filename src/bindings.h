@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -30,6 +31,9 @@ void BindLattice(pybind11::module_& m);
 void BindDraft(pybind11::module_& m);
 void BindVerify(pybind11::module_& m);
 void BindMixture(pybind11::module_& m);
+
+// "float32", "float16" or "bfloat16", of elements of so many bytes.
+FloatType ParseFloatType(const std::string& name, pybind11::ssize_t itemsize);
 
 // A contiguous array that is taken as it is: the typed Python layer converts, the binding does not.
 template <typename T>

@@ -425,7 +425,8 @@ def ancestor_mask(
 ) -> numpy.typing.NDArray[numpy.uint8]: ...
 def apply_linear(
     shape: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(3)"],
-    is_bfloat16: bool,
+    float_type: str,
+    itemsize: _Int,
     input: _Int,
     weight: _Int,
     bias: _Int,

@@ -20,16 +20,17 @@ namespace {
 
 // Numbers as the call reads them, and what they are.
 struct Numbers {
-  Numbers(std::size_t count, NumberType type, std::mt19937* random) : bits(count), values(count) {
+  Numbers(std::size_t count, FloatType type, std::mt19937* random) : bits(count), values(count) {
     std::normal_distribution<float> normal;
     for (std::size_t i = 0; i < count; ++i) {
       float x = normal(*random);
       std::uint32_t word;
       std::memcpy(&word, &x, sizeof word);
       bits[i] = static_cast<std::uint16_t>(word >> 16);
-      values[i] = type == NumberType::kFloat32 ? x : BFloat16ToFloat(bits[i]);
+      if (type == FloatType::kFloat16) bits[i] = FloatToFloat16(x);
+      values[i] = type == FloatType::kFloat32 ? x : HalfToFloat(type, bits[i]);
     }
-    data = type == NumberType::kFloat32 ? static_cast<const void*>(values.data()) : bits.data();
+    data = type == FloatType::kFloat32 ? static_cast<const void*>(values.data()) : bits.data();
   }
 
   std::vector<std::uint16_t> bits;
@@ -37,7 +38,7 @@ struct Numbers {
   const void* data;
 };
 
-void CheckAgainstDoubles(NumberType type, std::size_t heads, std::size_t kv_heads,
+void CheckAgainstDoubles(FloatType type, std::size_t heads, std::size_t kv_heads,
                          std::size_t queries, std::size_t positions, std::size_t size,
                          AttentionMask mask_type = AttentionMask::kBool) {
   const std::size_t rows = 2, group = heads / kv_heads;
@@ -74,7 +75,7 @@ void CheckAgainstDoubles(NumberType type, std::size_t heads, std::size_t kv_head
   call.out = out.data();
   Attend(call, 2);
 
-  const double tolerance = type == NumberType::kFloat32 ? 1e-4 : 5e-3;  // bfloat16: 8 bits
+  const double tolerance = type == FloatType::kFloat32 ? 1e-4 : 5e-3;  // bfloat16: 8 bits
   int differences = 0;
   for (std::size_t place = 0; place < rows * queries * heads; ++place) {
     const std::size_t head = place % heads, token = place / heads % queries;
@@ -95,7 +96,7 @@ void CheckAgainstDoubles(NumberType type, std::size_t heads, std::size_t kv_head
       const double wanted = total > 0.0 ? sums[d] / total : 0.0;
       const std::size_t i = place * size + d;
       const auto* halves = reinterpret_cast<const std::uint16_t*>(out.data());
-      const double found = type == NumberType::kFloat32 ? out[i] : BFloat16ToFloat(halves[i]);
+      const double found = type == FloatType::kFloat32 ? out[i] : BFloat16ToFloat(halves[i]);
       const bool is_close = std::abs(found - wanted) <= tolerance * (0.01 + std::abs(wanted));
       differences += !is_close;
     }
@@ -107,7 +108,7 @@ TEST_CASE("attention is softmax of the positions that are seen, with every instr
   for (const std::string& name : AttentionInstructionSets()) {
     SetAttentionInstructionSet(name);
     INFO("instruction set ", name);
-    for (const NumberType type : {NumberType::kFloat32, NumberType::kBFloat16}) {
+    for (const FloatType type : {FloatType::kFloat32, FloatType::kBFloat16}) {
       CheckAgainstDoubles(type, 6, 2, 1, 37, 64);
       CheckAgainstDoubles(type, 3, 3, 5, 16, 16);
       CheckAgainstDoubles(type, 8, 1, 9, 130, 48);
@@ -166,11 +167,11 @@ TEST_CASE("linear layers are products in double precision, with every instructio
   for (const std::string& name : AttentionInstructionSets()) {
     SetAttentionInstructionSet(name);
     INFO("instruction set ", name);
-    for (const NumberType type : {NumberType::kFloat32, NumberType::kBFloat16}) {
+    for (const FloatType type : {FloatType::kFloat32, FloatType::kFloat16, FloatType::kBFloat16}) {
       const std::size_t inputs = 13, rows = 101, columns = 48;
       const Numbers vectors(inputs * columns, type, &random), matrix(rows * columns, type, &random);
       const Numbers bias(rows, type, &random);
-      const bool is_float = type == NumberType::kFloat32;
+      const bool is_float = type == FloatType::kFloat32;
       std::vector<float> whole;
       for (const std::size_t count : {inputs, std::size_t{1}, std::size_t{4}, std::size_t{6}}) {
         std::vector<float> floats(count * rows);
@@ -181,7 +182,7 @@ TEST_CASE("linear layers are products in double precision, with every instructio
                     2);
         int differences = 0, changes = 0;
         for (std::size_t i = 0; i < count * rows; ++i) {
-          if (!is_float) floats[i] = BFloat16ToFloat(halves[i]);
+          if (!is_float) floats[i] = HalfToFloat(type, halves[i]);
           double wanted = count == 4 ? 0.0 : bias.values[i % rows];
           for (std::size_t d = 0; d < columns; ++d) {
             wanted += double{vectors.values[i / rows * columns + d]} *
@@ -199,8 +200,30 @@ TEST_CASE("linear layers are products in double precision, with every instructio
   }
   SetAttentionInstructionSet("");
   CHECK_THROWS_AS(
-      ApplyLinear({NumberType::kFloat32, 1, 1, 24, nullptr, nullptr, nullptr, nullptr}, 1),
+      ApplyLinear({FloatType::kFloat32, 1, 1, 24, nullptr, nullptr, nullptr, nullptr}, 1),
       ValueError);
+}
+
+TEST_CASE("rounding to half precision is to the nearest, ties to even") {
+  int differences = 0;
+  for (std::uint32_t bits = 0; bits < 0x7c00u; ++bits) {  // all that are finite, and the next
+    const auto low = static_cast<std::uint16_t>(bits), high = static_cast<std::uint16_t>(bits + 1);
+    const float from = Float16ToFloat(low);
+    const float to = high == 0x7c00u ? 65536.0f : Float16ToFloat(high);
+    const float middle = (from + to) / 2;
+    differences += FloatToFloat16(from) != low;
+    differences += FloatToFloat16(middle) != (bits % 2 == 0 ? low : high);
+    differences += FloatToFloat16(-std::nextafter(middle, 0.0f)) != (low | 0x8000u);
+    differences += FloatToFloat16(std::nextafter(middle, to)) != high;
+  }
+  CHECK(differences == 0);
+  CHECK(FloatToFloat16(INFINITY) == 0x7c00u);
+  CHECK(FloatToFloat16(1e-10f) == 0);
+  CHECK(std::isnan(Float16ToFloat(FloatToFloat16(-NAN))));
+  CHECK(std::isnan(BFloat16ToFloat(FloatToBFloat16(NAN))));
+  CHECK(FloatToBFloat16(BitsToFloat(0x3f808000u)) == 0x3f80u);
+  CHECK(FloatToBFloat16(BitsToFloat(0x3f818000u)) == 0x3f82u);
+  CHECK(FloatToBFloat16(BitsToFloat(0x3f808001u)) == 0x3f81u);
 }
 
 TEST_CASE("packed heads refuse arrays that do not fit, and numbers that are none") {

@@ -93,7 +93,7 @@ def test_an_llm_by_every_strategy(load: Any, folder: Path, monkeypatch: pytest.M
         for sources in ("text", "text + LM")
         for size in ("16 nodes", "any size")
     ]
-    ours += ["greedy, attention of the core", "drafter of the folder"]
+    ours += ["greedy, kernels of the core", "drafter of the folder"]
     assert set(results["lines"]) == {"transformers greedy", PROMPT_LOOKUP, *ours}
     for name in (*ours, PROMPT_LOOKUP):
         figures = results["lines"][name]["all"]

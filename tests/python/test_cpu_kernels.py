@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
 from transformers import (  # noqa: E402  # noqa: E402
     AutoModelForCausalLM,
     Gemma2Config,
@@ -21,6 +22,7 @@ from transformers import (  # noqa: E402  # noqa: E402
 from lattice_bpd import _core  # noqa: E402
 from lattice_bpd.decode import generate  # noqa: E402
 from lattice_bpd.models import linear as linear_module  # noqa: E402
+from lattice_bpd.models.heads import FirstHead, HeadNetwork  # noqa: E402
 from lattice_bpd.models.linear import linear  # noqa: E402
 from lattice_bpd.train.responses.generation import generate_responses  # noqa: E402
 from lattice_bpd.verify import cpu_kernels, use_cpu_kernels  # noqa: E402
@@ -157,27 +159,27 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of states that the core's linear layers read; they are used on every processor."""
     seen: list[int] = []
     inner = linear_module._core.apply_linear
-    for dtype in (torch.float32, torch.bfloat16):
-        monkeypatch.setitem(linear_module.MOST_STATES, dtype, 1000)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        monkeypatch.setitem(linear_module.MOST_STATES, dtype, 3000)
     monkeypatch.setattr(
         linear_module._core, "apply_linear", lambda *args: (seen.append(args[0][0]), inner(*args))
     )
     return seen
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_linear_layers_equal_those_of_torch(dtype, has_bias, layers):
     random = torch.Generator().manual_seed(1)
     weight = torch.randn(101, 96, generator=random).to(dtype)
     bias = torch.randn(101, generator=random).to(dtype) if has_bias else None
-    states = torch.randn(2, 19, 96, generator=random).to(dtype)
+    states = torch.randn(2, 1019, 96, generator=random).to(dtype)
     wanted = torch.nn.functional.linear(
         states.double(), weight.double(), None if bias is None else bias.double()
     )
     found = linear(states, weight, bias)
-    assert layers == [38]
-    tolerance = 0.0 if dtype == torch.float32 else 2.0**-8  # of the rounded result
+    assert layers == [2038]  # in parts
+    tolerance = 0.0 if dtype == torch.float32 else 2.0**-8  # (bfloat16) of the rounded result
     torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=tolerance)
     for count in range(1, 8):
         some = linear(states[:, :count], weight, bias)
@@ -191,25 +193,55 @@ def test_linear_layers_that_do_not_fit_are_left_to_torch(layers):
         (states[:0], weight),
         (states, weight.t().contiguous().t()),
         (states.clone().requires_grad_(), weight),
-        (states.half(), weight.half()),
-        (states.expand(400, 3, 32), weight),
+        (states.to(torch.float64), weight.to(torch.float64)),
+        (states.expand(1001, 3, 32), weight),
         (states, weight, torch.randn(16)[::2]),
+        (states, weight[0]),
     ):
         assert torch.equal(linear(*given), torch.nn.functional.linear(*given))
+    quantized = weight.as_subclass(type("Quantized", (torch.Tensor,), {}))
+    assert torch.equal(linear(states, quantized), torch.nn.functional.linear(states, weight))
+    traced = torch.jit.trace(lambda given: linear(given, weight), states, check_trace=False)
+    assert torch.equal(traced(2.0 * states), torch.nn.functional.linear(2.0 * states, weight))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(states, torch.ones_like(states))
+        assert forward_ad.unpack_dual(linear(dual, weight)).tangent is not None
+    mapped = torch.vmap(lambda given: linear(given, weight))(states)
+    assert torch.equal(mapped, torch.nn.functional.linear(states, weight))
+    negative = torch._neg_view(states)
+    assert torch.equal(linear(negative, weight), torch.nn.functional.linear(negative, weight))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(states, weight).dtype == torch.bfloat16
     assert layers == []
+    for given in (
+        (states[:, :16], weight),
+        (states, weight, torch.randn(9)),
+        (states[0, 0], weight),
+    ):
+        with pytest.raises(RuntimeError):
+            linear(*given)
     with pytest.raises(RuntimeError, match="same dtype"):
         linear(states.bfloat16(), weight)
     with pytest.raises(ValueError, match="inputs of 24 numbers; expected a multiple of 16"):
-        _core.apply_linear((1, 1, 24), False, 0, 0, 0, 0, 1)
+        _core.apply_linear((1, 1, 24), "float32", 4, 0, 0, 0, 0, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_first_head_of_a_model_with_layers_of_the_core(layers):
+    model = build_model(LlamaConfig)
+    use_cpu_kernels(model)
+    output = model.get_output_embeddings()
+    assert isinstance(output, linear_module.CpuLinear)
+    hidden = torch.randn(3, 64)
+    with torch.no_grad():
+        assert torch.equal(FirstHead(output, HeadNetwork(64, 8))(hidden), output(hidden))
+    assert layers == [3, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_drafts_with_linear_layers_of_the_core(dtype, layers):
     """The text of single tokens with the same layers."""
     model = build_model(LlamaConfig).to(dtype)
-    assert use_cpu_kernels(model)
+    assert use_cpu_kernels(model) == (dtype != torch.float16)  # attention of these is torch's
     prompt = [5, 6, 7, 5, 6, 7, 5, 6]
     wanted = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)
     layers.clear()

@@ -2,6 +2,10 @@
 #ifndef LATTICE_BPD_BASE_INSTRUCTION_SETS_H_
 #define LATTICE_BPD_BASE_INSTRUCTION_SETS_H_
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <initializer_list>
 #include <string>
@@ -10,6 +14,14 @@
 #include "lattice_bpd/base/errors.h"
 
 namespace lattice_bpd {
+
+#if defined(__x86_64__)
+// __builtin_cpu_supports does not know "f16c" in older compilers.
+inline bool HasF16c() {
+  unsigned int a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
 
 // `Kernel` has a `name`, and runs(): whether this build and this processor have the instructions.
 template <typename Kernel>

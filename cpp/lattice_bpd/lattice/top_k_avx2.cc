@@ -1,10 +1,10 @@
 // The top-k scan with AVX2 and F16C: 8 logits a compare.
+#include "lattice_bpd/base/instruction_sets.h"
 #include "lattice_bpd/lattice/top_k_kernels.h"
 
 // clang, which lacks GCC's target pragma, builds this where the whole file is compiled for it.
-#if defined(__x86_64__) && (!defined(__clang__) || defined(__AVX2__))
+#if defined(__x86_64__) && (!defined(__clang__) || (defined(__AVX2__) && defined(__F16C__)))
 
-#include <cpuid.h>
 #include <immintrin.h>
 
 // As in top_k_avx512.cc: headers that other builds share come before the pragma.
@@ -94,15 +94,6 @@ double SumExp(const LogitsRow& row, float best) { return SumExpOfRow<Avx2>(row, 
 #pragma GCC pop_options
 
 namespace lattice_bpd {
-namespace {
-
-// __builtin_cpu_supports does not know "f16c" in older compilers.
-bool HasF16c() {
-  unsigned int a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-
-}  // namespace
 
 TopKKernel TopKAvx2() {
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && HasF16c();

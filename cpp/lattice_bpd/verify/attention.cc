@@ -107,7 +107,7 @@ class Tasks {
   }
 
  private:
-  std::size_t NumberSize() const { return call_.type == NumberType::kFloat32 ? 4 : 2; }
+  std::size_t NumberSize() const { return call_.type == FloatType::kFloat32 ? 4 : 2; }
 
   const void* At(const HeadsView& view, std::size_t row, std::size_t head,
                  std::size_t token) const {
@@ -162,7 +162,7 @@ void Attend(const AttentionCall& call, int num_threads) {
     AttendWith<NoMask>(call, num_threads);
   } else if (call.mask_type == AttentionMask::kBool) {
     AttendWith<BoolMask>(call, num_threads);
-  } else if (call.type == NumberType::kFloat32) {
+  } else if (call.type == FloatType::kFloat32) {
     AttendWith<FloatMask>(call, num_threads);
   } else {
     AttendWith<BFloat16Mask>(call, num_threads);

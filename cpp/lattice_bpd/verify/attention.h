@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lattice_bpd/verify/products.h"
+#include "lattice_bpd/base/array_view.h"
 
 namespace lattice_bpd {
 
@@ -21,7 +21,7 @@ struct HeadsView {
 };
 
 struct AttentionCall {
-  NumberType type;  // not kInt8
+  FloatType type;  // not kFloat16
   std::size_t rows, heads, kv_heads, queries, positions, size;
   HeadsView query, key, value;  // `queries` tokens of `heads`; `positions` tokens of `kv_heads`
   AttentionMask mask_type = AttentionMask::kNone;

@@ -1,4 +1,5 @@
 // The attention of attention.h with AVX-512 (F, BW, DQ, VL): 16 floats.
+#include "lattice_bpd/base/half.h"
 #include "lattice_bpd/verify/attention_task.h"
 
 // clang, which lacks GCC's target pragma, builds this where the whole file is compiled for it.
@@ -33,7 +34,7 @@ AttentionKernel AttentionAvx512() {
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
           },
-          &AttendBlock, &MultiplyTask};
+          &AttendBlock, &MultiplyFloats, &Multiply<std::int8_t>};
 }
 }  // namespace lattice_bpd
 
@@ -41,7 +42,7 @@ AttentionKernel AttentionAvx512() {
 
 namespace lattice_bpd {
 AttentionKernel AttentionAvx512() {
-  return {"avx512", [] { return false; }, nullptr, nullptr};
+  return {"avx512", [] { return false; }, nullptr, nullptr, nullptr};
 }
 }  // namespace lattice_bpd
 

@@ -260,8 +260,8 @@ void AttendTask(const AttentionTask& task, std::vector<float>* scratch) {
   }
 }
 
-void AttendBlock(const AttentionTask& task, NumberType type, std::vector<float>* scratch) {
-  if (type == NumberType::kBFloat16) {
+void AttendBlock(const AttentionTask& task, FloatType type, std::vector<float>* scratch) {
+  if (type == FloatType::kBFloat16) {
     AttendTask<std::uint16_t>(task, scratch);
   } else {
     AttendTask<float>(task, scratch);

@@ -1,4 +1,5 @@
 // The attention of attention.h with what every processor of the build has: 4 floats.
+#include "lattice_bpd/base/half.h"
 #include "lattice_bpd/verify/attention_task.h"
 
 namespace {
@@ -10,6 +11,6 @@ constexpr int kLanes = 4;
 
 namespace lattice_bpd {
 AttentionKernel AttentionPlain() {
-  return {"plain", [] { return true; }, &AttendBlock, &MultiplyTask};
+  return {"plain", [] { return true; }, &AttendBlock, &MultiplyFloats, &Multiply<std::int8_t>};
 }
 }  // namespace lattice_bpd

@@ -29,7 +29,6 @@ struct AttentionTask {
 
 // out[i][r] = row r . inputs[i]
 struct ProductTask {
-  NumberType type;   // of the rows
   const void* rows;  // (num_rows, columns), columns a multiple of 16
   std::size_t num_rows, columns;
   const float* inputs;  // (num_inputs, columns)
@@ -41,8 +40,9 @@ struct ProductTask {
 struct AttentionKernel {
   const char* name;
   bool (*runs)();
-  void (*attend)(const AttentionTask& task, NumberType type, std::vector<float>* scratch);
-  void (*multiply)(const ProductTask& task);
+  void (*attend)(const AttentionTask& task, FloatType type, std::vector<float>* scratch);
+  void (*multiply)(const ProductTask& task, FloatType type);
+  void (*multiply_bytes)(const ProductTask& task);  // rows of int8
 };
 
 // The one that is used.

@@ -1,5 +1,5 @@
 // Products of vectors with rows of a matrix, beside attention_kernel.h, whose vectors it uses, in
-// the same builds. A product does not depend on what else is computed with it.
+// the same builds. A result does not depend on the other vectors and rows.
 namespace lattice_bpd {
 namespace {
 
@@ -21,6 +21,46 @@ namespace {
     for (int i = 0; i < kLanes; ++i) ints[i] = from[i];
   }
   *to = __builtin_convertvector(ints, Floats);
+}
+
+struct Float16 {
+  std::uint16_t bits;
+};
+
+[[gnu::always_inline]] inline void Load(const Float16* from, Floats* to) {
+#if defined(__x86_64__)
+  if constexpr (kLanes == 16) {
+    const __m512 wide =
+        _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    std::memcpy(to, &wide, sizeof *to);
+  } else if constexpr (kLanes == 8) {
+    const __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    std::memcpy(to, &wide, sizeof *to);
+  }
+#endif
+  if constexpr (kLanes == 4) {
+    float numbers[kLanes];
+    for (int i = 0; i < kLanes; ++i) numbers[i] = Float16ToFloat(from[i].bits);
+    std::memcpy(to, numbers, sizeof numbers);
+  }
+}
+
+// Fused in each build that has such instructions, whatever the compiler would choose.
+[[gnu::always_inline]] inline void AddProduct(const Floats* a, const Floats* b, Floats* sum) {
+#if defined(__x86_64__)
+  if constexpr (kLanes == 16) {
+    __m512 x, y, z;
+    std::memcpy(&x, a, sizeof x), std::memcpy(&y, b, sizeof y), std::memcpy(&z, sum, sizeof z);
+    z = _mm512_fmadd_ps(x, y, z);
+    std::memcpy(sum, &z, sizeof z);
+  } else if constexpr (kLanes == 8) {
+    __m256 x, y, z;
+    std::memcpy(&x, a, sizeof x), std::memcpy(&y, b, sizeof y), std::memcpy(&z, sum, sizeof z);
+    z = _mm256_fmadd_ps(x, y, z);
+    std::memcpy(sum, &z, sizeof z);
+  }
+#endif
+  if constexpr (kLanes == 4) *sum += *a * *b;
 }
 
 constexpr int kMostInputs = 6;  // at a time
@@ -49,7 +89,7 @@ template <int kRows, int kInputs, typename Number>
 #if defined(__x86_64__)
       if constexpr (kLanes > 4) asm("" : "+x"(input));  // read once, not by each product
 #endif
-      for (int r = 0; r < kRows; ++r) sums[kRows * i + r] += input * weights[r];
+      for (int r = 0; r < kRows; ++r) AddProduct(&input, &weights[r], &sums[kRows * i + r]);
     }
   }
   float dots[kSums];
@@ -73,7 +113,7 @@ void MultiplyRows(const ProductTask& task, const float* inputs, float* out) {
 }
 
 template <typename Number, int... kInputs>
-void MultiplyInputs(const ProductTask& task, std::integer_sequence<int, kInputs...>) {
+void MultiplyGroups(const ProductTask& task, std::integer_sequence<int, kInputs...>) {
   constexpr void (*kMultiply[])(const ProductTask&, const float*,
                                 float*) = {&MultiplyRows<kInputs + 1, Number>...};
   std::size_t groups = (task.num_inputs + kMostInputs - 1) / kMostInputs;
@@ -83,14 +123,18 @@ void MultiplyInputs(const ProductTask& task, std::integer_sequence<int, kInputs.
   }
 }
 
-void MultiplyTask(const ProductTask& task) {
-  const std::make_integer_sequence<int, kMostInputs> inputs;
-  if (task.type == NumberType::kInt8) {
-    MultiplyInputs<std::int8_t>(task, inputs);
-  } else if (task.type == NumberType::kBFloat16) {
-    MultiplyInputs<std::uint16_t>(task, inputs);
+template <typename Number>
+void Multiply(const ProductTask& task) {
+  MultiplyGroups<Number>(task, std::make_integer_sequence<int, kMostInputs>());
+}
+
+void MultiplyFloats(const ProductTask& task, FloatType type) {
+  if (type == FloatType::kBFloat16) {
+    Multiply<std::uint16_t>(task);
+  } else if (type == FloatType::kFloat16) {
+    Multiply<Float16>(task);
   } else {
-    MultiplyInputs<float>(task, inputs);
+    Multiply<float>(task);
   }
 }
 

@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <vector>
 
-namespace lattice_bpd {
+#include "lattice_bpd/base/array_view.h"
 
-enum class NumberType { kFloat32, kBFloat16, kInt8 };
+namespace lattice_bpd {
 
 // A linear layer: out[i] = weight input[i] + bias, in float32, rounded to the type of the call.
 struct LinearCall {
-  NumberType type;  // not kInt8
+  FloatType type;
   std::size_t inputs, rows, columns;
   const void* input;   // (inputs, columns)
   const void* weight;  // (rows, columns)

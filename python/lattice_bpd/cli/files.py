@@ -199,7 +199,7 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
 
 
 def to_device(model: Any) -> Any:
-    """A model that is to decode: on the GPU if CUDA finds one, else with the core's attention."""
+    """A model that is to decode: on the GPU if CUDA finds one, else with the core's kernels."""
     from lattice_bpd.verify import use_cpu_kernels
 
     if require("torch", "torch").cuda.is_available():

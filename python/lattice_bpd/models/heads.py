@@ -31,7 +31,7 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import use_torch_threads
 from lattice_bpd.models.head_files import HeadFiles, SavedHeads
-from lattice_bpd.models.linear import linear
+from lattice_bpd.models.linear import CpuLinear, linear
 
 BLOCKWISE_FILES = HeadFiles(
     "blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1}, {"vocab_size": None}
@@ -107,7 +107,7 @@ class BlockwiseHeads(SavedHeads):
         """
         rows = hidden.reshape(-1, self.hidden_size)  # (N, D)
         inner_weight, inner_bias, weight, bias = self._weights_of(slots)
-        inner = F.linear(rows, inner_weight, inner_bias)  # (N, S*F)
+        inner = linear(rows, inner_weight, inner_bias)  # (N, S*F)
         inner = F.silu(inner, inplace=not torch.is_grad_enabled())
         inner = inner.view(len(rows), -1, self.inner_size).transpose(0, 1)  # (S, N, F)
         change = torch.bmm(inner, weight.transpose(1, 2).to(inner.dtype))  # (S, N, D)
@@ -234,10 +234,15 @@ class VocabularyHeads(SavedHeads):
                     exact_tokens = output(hidden).argmax(dim=-1)
                 embedded = F.rms_norm(embed(exact_tokens), (self.hidden_size,)).to(inputs.dtype)
             inputs = torch.cat([inputs, embedded], dim=-1)
-        inner = F.silu(linear(inputs, self.inner.weight, self.inner.bias)).chunk(self.num_slots, -1)
-        weights = self.outer_weight.chunk(self.num_slots)
-        change = torch.stack([linear(*pair) for pair in zip(inner, weights, strict=True)], dim=1)
-        return hidden.unsqueeze(1) + self.outer_bias + change  # (N, H, D)
+        inner = F.silu(linear(inputs, self.inner.weight, self.inner.bias))
+        if hidden.device.type == "cpu":
+            slots = inner.chunk(self.num_slots, -1), self.outer_weight.chunk(self.num_slots)
+            change = torch.stack(list(map(linear, *slots)), dim=1)  # (N, H, D)
+        else:
+            inner = inner.view(len(hidden), self.num_slots, -1).transpose(0, 1)
+            weight = self.outer_weight.view(self.num_slots, self.hidden_size, -1).transpose(1, 2)
+            change = torch.bmm(inner, weight).transpose(0, 1)
+        return hidden.unsqueeze(1) + self.outer_bias + change
 
     def output_rows(self) -> tuple[Tensor, Tensor | None]:
         """(K, D) rows and (K,) bias of the target's output embedding; after `attach`."""
@@ -255,7 +260,10 @@ class VocabularyHeads(SavedHeads):
         Args:
             hidden: (N, D) float.
             exact_tokens: (N,) int64.
-            top_k: candidates of a slot; the draft vocabulary if that has fewer.
+            top_k: candidates of a slot, 1 or more; the draft vocabulary if that has fewer.
+
+        Returns:
+            Token ids (N, H, k) int64 and scores (N, H, k) float32, best first.
         """
         top_k = min(top_k, self.draft_vocab_size)
         # One state on a CPU: reading the weights takes the time.
@@ -361,25 +369,25 @@ class FirstHead(nn.Linear):
 
     def __init__(self, projection: nn.Module, network: HeadNetwork) -> None:
         nn.Module.__init__(self)  # nn.Linear's would allocate another (V, D) matrix
-        if type(projection).forward is not nn.Linear.forward:
+        if type(projection).forward not in (nn.Linear.forward, CpuLinear.forward):
             raise TypeError(
                 f"FirstHead: the target's output embedding is a {type(projection).__name__}; "
                 "expected nn.Linear; load the target without quantization or adapters"
             )
-        linear = cast(nn.Linear, projection)
-        self.out_features, self.in_features = linear.weight.shape
-        self.weight, self.bias = linear.weight, linear.bias
-        self.network = network.to(device=linear.weight.device, dtype=linear.weight.dtype)
+        layer = cast(nn.Linear, projection)
+        self.out_features, self.in_features = layer.weight.shape
+        self.weight, self.bias = layer.weight, layer.bias
+        self.network = network.to(device=layer.weight.device, dtype=layer.weight.dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., V) float logits of head 1 from hidden states (..., D)."""
-        return F.linear(self.network(hidden), self.weight, self.bias)
+        return linear(self.network(hidden), self.weight, self.bias)
 
 
 def project_states(embedding: nn.Module, states: Tensor) -> Tensor:
     """(..., V) float logits of head states (..., D), without head 1's network."""
     if isinstance(embedding, FirstHead):
-        return F.linear(states, embedding.weight, embedding.bias)
+        return linear(states, embedding.weight, embedding.bias)
     return cast(Tensor, embedding(states))
 
 

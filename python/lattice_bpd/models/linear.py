@@ -1,8 +1,8 @@
 """Linear layers by the core, on processors where those of torch are slow.
 
-torch multiplies bfloat16 matrices fast on processors with AVX-512 or AMX. On others it reads a
-matrix once for each token, so that a call with drafts costs as much as calls without. The core's
-layers read it once for all.
+torch multiplies matrices of 16-bit numbers fast on processors with AVX-512 or AMX. On others it
+reads a matrix once for each token, so that a call with drafts costs as much as calls without. The
+core's layers read it once for all.
 """
 
 from __future__ import annotations
@@ -11,25 +11,37 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from lattice_bpd import _core
 
-_MULTIPLE = 16  # the width of a state is one
-_HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+_MULTIPLE = 16  # of which the core takes widths
+_PLAIN = (Tensor, nn.Parameter)  # others, such as quantized ones, have no numbers of their dtype
+_HAS_MKLDNN = torch.backends.mkldnn.is_available()  # oneDNN
+_HAS_BFLOAT16 = _HAS_MKLDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+_HAS_FLOAT16 = _HAS_MKLDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported()
 # States of a call up to which the core's linear layers are faster than torch's, by their type.
-MOST_STATES = {torch.float32: 64, torch.bfloat16: 0 if _HAS_BFLOAT16 else 1 << 20}
-if torch.backends.cpu.get_cpu_capability() != "AVX2":
-    MOST_STATES = {}
+MOST_STATES: dict[torch.dtype, int] = {}
+if torch.backends.cpu.get_cpu_capability() == "AVX2":
+    MOST_STATES = {
+        torch.float32: 64,
+        torch.float16: 0 if _HAS_FLOAT16 else 1 << 20,
+        torch.bfloat16: 0 if _HAS_BFLOAT16 else 1 << 20,
+    }
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether torch multiplies bfloat16 matrices there faster than float32 ones."""
+    """Whether torch multiplies bfloat16 matrices there faster than float32 ones.
+
+    On a CPU: whether its oneDNN has such products.
+    """
     return device.type != "cpu" or _HAS_BFLOAT16
 
 
 class CpuLinear(nn.Linear):
-    """A linear layer by `linear`."""
+    """`nn.Linear` by `linear`; the parameters are the same, so `state_dict` is too."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its name in torch)
         """(..., out_features) float from (..., in_features)."""
@@ -45,26 +57,44 @@ def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         states: (..., D) float.
         weight: (R, D) float.
         bias: (R,) float, or None.
+
+    Returns:
+        (..., R) float, of the type of `weight`.
+
+    Raises:
+        RuntimeError: as that of torch.
     """
-    rows, width = weight.shape
+    is_followed = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if is_followed or forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
+        return F.linear(states, weight, bias)
+    rows, width = weight.shape[0], weight.shape[-1]
     count = math.prod(states.shape[:-1])
     numbers = (states, weight) if bias is None else (states, weight, bias)
     if (
         count > MOST_STATES.get(weight.dtype, 0)
         or width % _MULTIPLE != 0
         or count == 0
-        or any(one.device.type != "cpu" or one.dtype != weight.dtype for one in numbers)
+        or weight.dim() != 2
+        or states.shape[-1:] != (width,)
+        or (bias is not None and bias.shape != (rows,))
+        or any(
+            type(one) not in _PLAIN
+            or one.device.type != "cpu"
+            or one.dtype != weight.dtype
+            or one.layout != torch.strided
+            or one.is_neg()
+            for one in numbers
+        )
         or not (weight.is_contiguous() and (bias is None or bias.is_contiguous()))
         or (torch.is_grad_enabled() and any(one.requires_grad for one in numbers))
         or torch.is_autocast_enabled("cpu")
-        or torch.compiler.is_compiling()
     ):
         return F.linear(states, weight, bias)
     states = states.contiguous()
     out = states.new_empty(*states.shape[:-1], rows)
     _core.apply_linear(
-        (count, rows, width), weight.dtype == torch.bfloat16, states.data_ptr(),
-        weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
-        torch.get_num_threads(),
+        (count, rows, width), str(weight.dtype).removeprefix("torch."), weight.itemsize,
+        states.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+        out.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return out

@@ -27,25 +27,28 @@ def use_cpu_kernels(model: PreTrainedModel) -> bool:
     a batch or the tree of a draft: keys that a text does not see are not read, and key heads are
     not repeated for the query heads that share them. All other calls remain those of "sdpa".
 
-    Linear layers are those of processors without matrix products in bfloat16, where torch reads a
-    bfloat16 matrix once for each token and a call with drafts costs as much as calls without.
+    Linear layers are those of processors without AVX-512, where torch reads a matrix of 16-bit
+    numbers once for each token, and a call with drafts costs as much as calls without; in float32
+    of calls of up to 64 tokens. `nn.Linear` modules become `CpuLinear`, with the same parameters;
+    quantize a model before.
 
     Args:
         model: of `transformers`, loaded with attention "sdpa", the usual one.
 
     Returns:
-        Whether attention is the core's from now on: the model is on the CPU, in float32 or
-        bfloat16, takes other attention implementations and has no indexer (which hides keys from
-        those of torch only), and torch (2.10 or later) offers its threads. Results change by
-        rounding alone.
+        Whether attention is the core's from now on; linear layers may be where it is not. It is
+        for a model on the CPU in float32 or bfloat16 that takes other attention implementations and
+        has no indexer (which hides keys from those of torch only), where torch (2.10 or later)
+        offers its threads. Results change by rounding alone.
     """
-    if model.device.type != "cpu" or model.dtype not in _TYPES or not use_torch_threads():
+    if model.device.type != "cpu" or not use_torch_threads():
         return False
     for module in model.modules():
         if type(module) is nn.Linear and MOST_STATES:
             module.__class__ = CpuLinear
     if (
-        getattr(model.config, "_attn_implementation", None) != "sdpa"
+        model.dtype not in _TYPES
+        or getattr(model.config, "_attn_implementation", None) != "sdpa"
         or not model._can_set_attn_implementation()
         or any(name.endswith("indexer") for name, _ in model.named_modules())
     ):

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads, FirstHead, project_states
+from lattice_bpd.models.linear import CpuLinear
 from lattice_bpd_kim2024.heads.first_head import first_head_states
 
 _CHUNK_BYTES = {"cpu": 26 << 20, "cuda": 512 << 20}  # on a CPU, fit the last-level cache
@@ -50,7 +51,7 @@ def weighted_cross_entropy(
     Raises:
         TypeError: an embedding with another forward than nn.Linear.
     """
-    if type(embedding).forward not in (nn.Linear.forward, FirstHead.forward):
+    if type(embedding).forward not in (nn.Linear.forward, CpuLinear.forward, FirstHead.forward):
         raise TypeError(
             f"heads: the target's output embedding is a {type(embedding).__name__}; expected "
             "nn.Linear; load the target without quantization or adapters"
