@@ -19,7 +19,7 @@ from lattice_bpd import _core
 
 _MULTIPLE = 16  # of which the core takes widths
 _PLAIN = (Tensor, nn.Parameter)  # others, such as quantized ones, have no numbers of their dtype
-_HAS_MKLDNN = torch.backends.mkldnn.is_available()  # oneDNN
+_HAS_MKLDNN = torch._C._has_mkldnn  # oneDNN
 _HAS_BFLOAT16 = _HAS_MKLDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 _HAS_FLOAT16 = _HAS_MKLDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported()
 # States of a call up to which the core's linear layers are faster than torch's, by their type.
@@ -64,7 +64,7 @@ def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Raises:
         RuntimeError: as that of torch.
     """
-    is_followed = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    is_followed = torch.compiler.is_compiling() or torch._C._is_tracing()
     if is_followed or forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
         return F.linear(states, weight, bias)
     rows, width = weight.shape[0], weight.shape[-1]
