@@ -10,12 +10,13 @@
 The model is SmolLM2-135M-Instruct (`scripts/fetch_smollm2.py`), the drafter by default the n-gram
 LM of its own text in `examples/smollm2`, without heads.
 
-Each prompt is decoded by all lines in random order, in one process; those of transformers with the
-attention of torch, ours with that of the core (`use_cpu_kernels`). Printed are tokens per call of
-the model, tokens/s relative to the engine's own greedy decoding of the same prompts (both with
-95 % bootstrap intervals over prompts), the share of texts equal to greedy's and of positions before
-the first difference, all by kind of prompt; milliseconds a call by stage; and how much of greedy's
-output loops (its last 8 tokens occurred earlier) or is copied (its last 4 are in the prompt).
+Each prompt is decoded by all lines in random order, in one process; those of transformers with
+attention and linear layers of torch, ours with those of the core (`use_cpu_kernels`). Printed are
+tokens per call of the model, tokens/s relative to the engine's own greedy decoding of the same
+prompts (both with 95 % bootstrap intervals over prompts), the share of texts equal to greedy's and
+of positions before the first difference, all by kind of prompt; milliseconds a call by stage; and
+how much of greedy's output loops (its last 8 tokens occurred earlier) or is copied (its last 4 are
+in the prompt).
 """
 
 from __future__ import annotations

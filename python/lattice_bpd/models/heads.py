@@ -31,7 +31,7 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import use_torch_threads
 from lattice_bpd.models.head_files import HeadFiles, SavedHeads
-from lattice_bpd.models.linear import CpuLinear, linear
+from lattice_bpd.models.linear import VECTOR, CpuLinear, linear
 
 BLOCKWISE_FILES = HeadFiles(
     "blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1}, {"vocab_size": None}
@@ -268,7 +268,7 @@ class VocabularyHeads(SavedHeads):
         top_k = min(top_k, self.draft_vocab_size)
         # One state on a CPU: reading the weights takes the time.
         is_one = len(hidden) == 1 and hidden.device.type == "cpu" and not torch.is_grad_enabled()
-        if is_one and self.hidden_size % 16 == self.inner_size % 16 == 0:
+        if is_one and self.hidden_size % VECTOR == self.inner_size % VECTOR == 0:
             return self._packed_lattice(hidden, exact_tokens, top_k)
         log_probs = self.draft_logits(hidden, exact_tokens).float().log_softmax(dim=-1)
         best = log_probs.topk(top_k, dim=-1)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lattice_bpd import _core
 
-_MULTIPLE = 16  # of which the core takes widths
+VECTOR = 16  # the core takes widths that are a multiple
 _PLAIN = (Tensor, nn.Parameter)  # others, such as quantized ones, have no numbers of their dtype
 _HAS_MKLDNN = torch._C._has_mkldnn  # oneDNN
 _HAS_BFLOAT16 = _HAS_MKLDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -72,7 +72,7 @@ def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     numbers = (states, weight) if bias is None else (states, weight, bias)
     if (
         count > MOST_STATES.get(weight.dtype, 0)
-        or width % _MULTIPLE != 0
+        or width % VECTOR != 0
         or count == 0
         or weight.dim() != 2
         or states.shape[-1:] != (width,)

@@ -12,11 +12,10 @@ from transformers.masking_utils import sdpa_mask
 
 from lattice_bpd import _core
 from lattice_bpd.lattice.logits import use_torch_threads
-from lattice_bpd.models.linear import MOST_STATES, CpuLinear
+from lattice_bpd.models.linear import MOST_STATES, VECTOR, CpuLinear
 
 NAME = "lattice_bpd"
 _MOST_QUERIES = 64  # of a text: beyond, torch's matrix products are as fast
-_VECTOR = 16  # the size of a head is a multiple
 _TYPES = (torch.float32, torch.bfloat16)
 
 
@@ -115,7 +114,7 @@ def _fits(
         and key.shape == value.shape
         and key.shape[0] == rows
         and heads % key.shape[1] == 0
-        and size % _VECTOR == 0
+        and size % VECTOR == 0
         and query.stride(3) == key.stride(3) == value.stride(3) == 1
         and not any(options.get(name) for name in ("dropout", "softcap", "output_attentions"))
         and options.get("position_bias") is None
