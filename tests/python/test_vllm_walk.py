@@ -222,8 +222,8 @@ from lattice_bpd_vllm.lattice_walk import _walk_kernel
 
 kinds = ["*i64", "*fp32", "*i64", "*i32", "*i32", "*i64", "*fp32", "*i32", "*i32", "*fp32", "i32",
          "fp32", "fp32", "*fp32", "*i32", "*i64"]
-for arch, k, flag in ((80, 1, False), (90, 16, True)):
-    values = (7, k, k, 1024, 4, 1 << 20, 20, flag, flag)
+for arch, k, is_best, has_cache in ((80, 1, 0, 0), (90, 16, 0, 1), (90, 16, 1, 0), (80, 4, 1, 1)):
+    values = (7, k, k, 1024, 4, 1 << 20, 20, bool(is_best), bool(has_cache))
     names = _walk_kernel.arg_names
     signature = dict(zip(names, kinds + ["constexpr"] * len(values), strict=True))
     constants = {(len(kinds) + i,): value for i, value in enumerate(values)}

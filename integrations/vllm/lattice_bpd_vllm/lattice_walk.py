@@ -25,7 +25,7 @@ from torch import Tensor
 from lattice_bpd.lm.ngram import NGramLM, core_of
 
 _UNKNOWN = tl.constexpr(-1000.0)  # ln P of a token id that the LM lacks
-_LEAST = tl.constexpr(1e-38)  # P of a token that neither LM nor text expect
+_LEAST = tl.constexpr(1e-37)  # P of a token that neither LM nor text expect; normal in float32
 _BLOCK = tl.constexpr(32)
 _WINDOW = 1024  # last tokens of a text that are searched for its n-grams
 
