@@ -11,12 +11,12 @@ The model is SmolLM2-135M-Instruct (`scripts/fetch_smollm2.py`), the drafter by 
 LM of its own text in `examples/smollm2`, without heads.
 
 Each prompt is decoded by all lines in random order, in one process; those of transformers with
-attention and linear layers of torch, ours with those of the core (`use_cpu_kernels`). Printed are
-tokens per call of the model, tokens/s relative to the engine's own greedy decoding of the same
-prompts (both with 95 % bootstrap intervals over prompts), the share of texts equal to greedy's and
-of positions before the first difference, all by kind of prompt; milliseconds a call by stage; and
-how much of greedy's output loops (its last 8 tokens occurred earlier) or is copied (its last 4 are
-in the prompt).
+attention and linear layers of torch, ours with those of the core (`use_cpu_kernels`). If CUDA finds
+a GPU, all lines decode on it. Printed are tokens per call of the model, tokens/s relative to the
+engine's own greedy decoding of the same prompts (both with 95 % bootstrap intervals over prompts),
+the share of texts equal to greedy's and of positions before the first difference, all by kind of
+prompt; milliseconds a call by stage; and how much of greedy's output loops (its last 8 tokens
+occurred earlier) or is copied (its last 4 are in the prompt).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from peer_drafters import CallCounter
 from report import print_table, write_json
 
 from lattice_bpd.build.bootstrap import FEWEST_TEXTS, bootstrap_ratio
+from lattice_bpd.cli.files import to_device
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.token_ids import count_shared
-from lattice_bpd.verify import use_cpu_kernels
 
 DRAFTER = ROOT / "examples" / "smollm2"
 MINUTES, QUICK_MINUTES = 24.0, 3.6  # of decoding
@@ -243,7 +243,7 @@ def main() -> None:
     model, own = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval() for _ in range(2)
     )
-    use_cpu_kernels(own)
+    model, own = model.to("cuda" if torch.cuda.is_available() else "cpu"), to_device(own)
     sources = load_sources(args)
     if args.gguf:
         skipped: dict[str, str] = {}

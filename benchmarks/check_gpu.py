@@ -7,7 +7,8 @@
                attention, static KV cache, compiled decoder
     top_k      selection on the device against a stable sort on the host
     speed      tokens/s of greedy decoding, transformers' assisted generation, a draft model and
-               draft trees; own time of a step
+               draft trees, in a first run too, whose shapes are new (compare with
+               TORCH_CUDNN_SDPA_DEPRIORITIZED=1: docs/decoding.md); own time of a step
 
 The weights are random, so acceptance is planned: the first layers decide most of the target's
 output and are the draft model, `PlannedHeads` know the greedy output and make mistakes, and the LM
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from corpus import ROOT
@@ -144,6 +145,17 @@ class PlannedHeads:
         return logits
 
 
+class Times(NamedTuple):
+    """Seconds of the first call, whose shapes are new to the kernels, and of later ones."""
+
+    first: float
+    later: float
+
+    def speeds(self, tokens: int) -> dict[str, float]:
+        """Tokens/s."""
+        return {"tokens_per_s": tokens / self.later, "first_tokens_per_s": tokens / self.first}
+
+
 class OutOfTime(BaseException):  # not an Exception, which a check may report
     """The time of the whole run is over."""
 
@@ -249,12 +261,12 @@ class Check:
                 name = f"{str(dtype).removeprefix('torch.')}, k = {k}"
                 if not equal:
                     self.failures.append(f"top_k, {name}: not that of a stable sort")
-                seconds = self.time(
+                times = self.time(
                     lambda k=k, x=on_device: select_top_k(
                         x, k, log_softmax=False, where="check_gpu"
                     )
                 )
-                out.append({"case": name, "equal": equal, "us": round(1e6 * seconds, 1)})
+                out.append({"case": name, "equal": equal, "us": round(1e6 * times.later, 1)})
         return out
 
     def measure_speed(self, batch: int) -> list[dict[str, Any]]:
@@ -286,26 +298,24 @@ class Check:
             "tree, heads": ("tree", {"heads": heads, **tree}),
             "tree, heads and LM": ("tree", {"heads": heads, "lm": lm, **tree}),
         }
-        seconds = self.time(transformers_greedy)
-        greedy_speed = batch * new_tokens / seconds
-        rows: list[dict[str, Any]] = [
-            {"method": "greedy, transformers", "tokens_per_s": greedy_speed}
-        ]
+        greedy = self.time(transformers_greedy).speeds(batch * new_tokens)
+        rows: list[dict[str, Any]] = [{"method": "greedy, transformers", **greedy}]
         if batch == 1:  # transformers refuses assisted generation of several texts
             output = transformers_greedy(assistant_model=draft_model)
-            seconds = self.time(lambda: transformers_greedy(assistant_model=draft_model))
+            times = self.time(lambda: transformers_greedy(assistant_model=draft_model))
             row = {"method": "assisted generation, transformers", "equal_texts": output == expected}
-            rows.append({**row, "tokens_per_s": new_tokens / seconds})
+            rows.append({**row, **times.speeds(new_tokens)})
         for name, (strategy, options) in methods.items():
             rows.append({
                 "method": name,
                 **self.measure_strategy(target, prompts.tolist(), strategy, options, expected),
             })  # fmt: skip
         for row in rows:
-            row["over_greedy"] = round(row["tokens_per_s"] / greedy_speed, 3)
-            row["tokens_per_s"] = round(row["tokens_per_s"], 1)
-        head = ["method", "tokens/s", "over greedy", "tokens a call", "own ms a step"]
-        keys = ("method", "tokens_per_s", "over_greedy", "tokens_per_call", "own_ms_per_step")
+            row["over_greedy"] = round(row["tokens_per_s"] / greedy["tokens_per_s"], 3)
+            for key in greedy:
+                row[key] = round(row[key], 1)
+        head = ["method", "tokens/s", "first run", "over greedy", "tokens a call", "own ms a step"]
+        keys = ("method", *greedy, "over_greedy", "tokens_per_call", "own_ms_per_step")
         print_table(f"batch {batch}", head, [[row.get(key) for key in keys] for row in rows])
         return rows
 
@@ -322,7 +332,7 @@ class Check:
             )
             return results
 
-        seconds = self.time(decode)
+        times = self.time(decode)
         with model_seconds(target, self.device) as spent:
             start = time.perf_counter()
             results = decode()
@@ -331,7 +341,7 @@ class Check:
         models = sum(s.seconds.get(n, 0.0) for s in stats for n in ("heads", "draft_model"))
         steps = max(s.target_calls for s in stats)
         return {
-            "tokens_per_s": len(prompts) * new_tokens / seconds,
+            **times.speeds(len(prompts) * new_tokens),
             "tokens_per_call": round(
                 sum(s.tokens for s in stats) / sum(s.target_calls for s in stats), 2
             ),
@@ -342,8 +352,8 @@ class Check:
             ),
         }  # fmt: skip
 
-    def time(self, call: Callable[[], Any]) -> float:
-        """Median seconds of a call, after one that warms up."""
+    def time(self, call: Callable[[], Any]) -> Times:
+        """Seconds of a call that warms up, and the median of more."""
         samples = []
         for _ in range(ROUNDS + 1):
             self.synchronize()
@@ -351,7 +361,7 @@ class Check:
             call()
             self.synchronize()
             samples.append(time.perf_counter() - start)
-        return median(samples[1:])
+        return Times(samples[0], median(samples[1:]))
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -98,7 +98,7 @@ def generate_with_transformers(
         stop_token_ids: decoding ends after the first of these.
         options: more arguments of `generate`, such as assistant_model.
     """
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=base.device)
     output = base.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
         max_new_tokens=max_new_tokens, eos_token_id=list(stop_token_ids) or None,

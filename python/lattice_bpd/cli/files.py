@@ -202,7 +202,9 @@ def to_device(model: Any) -> Any:
     """A model that is to decode: on the GPU if CUDA finds one, else with the core's kernels."""
     from lattice_bpd.verify import use_cpu_kernels
 
-    if require("torch", "torch").cuda.is_available():
+    torch = require("torch", "torch")
+    if torch.cuda.is_available():
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each shape (decoding.md)
         return model.to("cuda")
     use_cpu_kernels(getattr(model, "base", model))
     return model

@@ -33,10 +33,7 @@ if torch.backends.cpu.get_cpu_capability() == "AVX2":
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether torch multiplies bfloat16 matrices there faster than float32 ones.
-
-    On a CPU: whether its oneDNN has such products.
-    """
+    """Whether torch multiplies bfloat16 matrices there faster than float32 ones."""
     return device.type != "cpu" or _HAS_BFLOAT16
 
 
