@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +15,13 @@ pytest.importorskip("torch")
 import torch
 from transformers import LlamaConfig, StaticCache
 
+from lattice_bpd import NGramLM
+from lattice_bpd.decode import generate
+from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.verify import batch_cache
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.cache import RepeatedRows, copy_on_device, move_in_layers, move_on_device
+from target_models import VOCAB, build_target
 
 
 def make_cache(batch: int, width: int, seed: int = 0) -> StackedCache:
@@ -41,17 +48,43 @@ def same(rows: StackedCache, wanted: StackedCache) -> bool:
 
 def test_views_of_a_stacked_cache_follow_its_buffers() -> None:
     cache = make_cache(2, 3)
-    keys = cache.parts(3, 5)[0]
-    assert cache.parts(3, 5)[0] is keys  # cut once for all layers
+    keys = cache.buffers.parts(3, 5)[0]
+    assert cache.buffers.parts(3, 5)[0] is keys  # cut once for all layers
     cache.select_sequences([1, 1])  # other buffers, of the same shape and width
-    views = cache.parts(3, 5)
+    views = cache.buffers.parts(3, 5)
     for layer in range(2):
         assert views[0][layer].data_ptr() == cache.keys[layer].data_ptr()
         assert views[2][layer].data_ptr() == cache.keys[layer, :, :, 3:].data_ptr()
         assert views[3][layer].shape == (2, 3, 2, 5)
     memory = cache._bytes()
-    cache.reserve(900)  # and larger ones
+    cache.buffers.reserve(900)  # and larger ones
     assert cache._bytes() is not memory
+
+
+def test_memory_of_caches_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the garbage collector, which does not know how much memory of a GPU they hold."""
+    made: list[Any] = []
+
+    class Watched(batch_cache._Buffers):
+        def __init__(self, *buffers: Any) -> None:
+            super().__init__(*buffers)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(batch_cache, "_Buffers", Watched)
+    model, prompts = build_target("llama"), [[3, 4, 5, 3, 4], [6, 7, 6]]
+    lm = NGramLM.train(prompts, 2, vocab_size=VOCAB, smoothing="witten_bell")
+    gc.collect()
+    gc.disable()
+    try:
+        for strategy in ("mixture", "greedy"):
+            options: dict[str, Any] = {"lm": lm} if strategy == "mixture" else {}
+            generate(model, prompts[0], strategy, max_new_tokens=8, **options)
+            generate(model, prompts, strategy, max_new_tokens=8, **options)
+        list(generate_responses(model, prompts, 8))
+        assert len(made) > 5
+        assert [number for number, one in enumerate(made) if one() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_copies_of_rows_are_forgotten_with_what_they_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -9,8 +10,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from lattice_bpd import NGramLM
+from lattice_bpd import NGramLM, cli
 from lattice_bpd.cli import main
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 
@@ -212,6 +214,32 @@ def test_generate_with_a_tuned_drafter(model_directory, tmp_path, capsys):
     ):  # fmt: skip
         status, _, err = run(capsys, "generate", plain, *common, *arguments)
         assert (status, message in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError("decode: no memory to read"), "decode: no memory to read"),
+        (MemoryError(), "out of memory; expected more of it, or smaller inputs"),
+        (torch.OutOfMemoryError("CUDA out of memory. 9 GiB\nmore"), "CUDA out of memory. 9 GiB"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "CUBLAS_STATUS_ALLOC_FAILED"),
+        (RuntimeError("shapes do not fit"), None),
+    ],
+)
+def test_lack_of_memory_is_one_line(error, message, monkeypatch, capsys):
+    def lacks(_):
+        raise error
+
+    monkeypatch.setattr(cli, "_parse", lambda _: argparse.Namespace(run=lacks))
+    if message is None:
+        with pytest.raises(RuntimeError, match="shapes do not fit"):
+            main([])
+        return
+    assert main([]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("lattice-bpd: error: ")
+    assert message in err
 
 
 def test_generate_errors(model_directory, tmp_path, capsys):

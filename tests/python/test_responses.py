@@ -4,6 +4,7 @@ import copy
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,35 @@ def test_errors_of_generate_responses() -> None:
         list(generate_responses(model, [[3], []], NEW))
     with pytest.raises(ValueError, match="token id 64"):
         list(generate_responses(model, [[3], [64]], NEW))
+
+
+def test_a_batch_that_lacks_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    model = build_target("llama")
+    prompts = random_prompts(3)
+    list(generate_responses(model, prompts, 2))
+    message = r"no memory to generate responses .* 9 GiB.*; lower the batch size"
+    for name in ("_step", "_find_start"):
+        with monkeypatch.context() as patch:
+            patch.setattr(generation._Batch, name, lacks)
+            with pytest.raises(MemoryError, match=message):
+                list(generate_responses(model, prompts, 2))
+
+
+def test_positions_of_a_batch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits into 0.3 of 10 GB, of which torch holds 2: 4 bytes each of keys and values."""
+    of_part = {"device": torch.device("cuda"), "__getitem__": lambda *_: torch.zeros(1)}
+    kind = type("Part", (), of_part)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8 * 10**9, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 * 10**9)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10**9)
+    cache: Any = SimpleNamespace(keys=kind(), values=kind())
+    positions = generation._count_positions(cache)
+    assert positions == 3 * 10**9 // 8
+    assert generation.count_rows(positions // 2, positions) == 2
+    assert generation.count_rows(positions * 2, positions) == 1
 
 
 CHAT = [

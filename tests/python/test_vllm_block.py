@@ -115,6 +115,22 @@ class Engine:
         self.read[request] = 0
 
 
+@torch.no_grad()
+def test_memory_that_the_engine_left_no_room_for(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    lattices, engine = (
+        BlockLattices(make_drafter(SCORERS[next(iter(SCORERS))]), 3, VOCAB),
+        Engine(rng),
+    )
+    monkeypatch.setattr(torch.Tensor, "new_zeros", lacks)
+    with pytest.raises(MemoryError, match=r"9 GiB.*leave some free by gpu_memory_utilization"):
+        lattices.store(torch.randn(2, 2 * WIDTH), engine.layout([(0, 2)]))
+
+
 @pytest.mark.parametrize("scorer", SCORERS)
 @torch.no_grad()
 def test_lattices_are_those_of_the_drafters_own_cache(
@@ -177,8 +193,8 @@ def test_nothing_stored_is_an_error() -> None:
 
 
 def test_what_block_drafters_cannot_do_is_refused() -> None:
-    def config_of(stages: int = 1, connector: Any = None) -> Any:
-        parallel = SimpleNamespace(pipeline_parallel_size=stages)
+    def config_of(stages: int = 1, connector: Any = None, **more: int) -> Any:
+        parallel = SimpleNamespace(pipeline_parallel_size=stages, **more)
         return SimpleNamespace(parallel_config=parallel, kv_transfer_config=connector)
 
     target: Any = Target()
@@ -190,6 +206,8 @@ def test_what_block_drafters_cannot_do_is_refused() -> None:
         check_block_drafter(config_of(stages=2), target)
     with pytest.raises(ValueError, match="a KV connector is set"):
         check_block_drafter(config_of(connector=object()), target)
+    with pytest.raises(ValueError, match="decode_context_parallel_size is 4"):
+        check_block_drafter(config_of(decode_context_parallel_size=4), target)
     target.logits_processor.soft_cap = 30.0
     with pytest.raises(ValueError, match=r"scales its logits by 1\.0 and caps them at 30\.0"):
         check_block_drafter(config_of(), target)

@@ -133,6 +133,22 @@ def test_a_failure_costs_drafts_only(
     assert all(map(is_right, requests))
 
 
+def test_lack_of_memory_that_lasts_stops_drafting(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make_proposer(monkeypatch, "chain")
+    runner = vllm.runner(proposer, [Request([1, 2])])
+
+    def lacks(*_: Any) -> Any:
+        raise MemoryError("no memory to keep keys")
+
+    monkeypatch.setattr(proposer._drafter.source, "read", lacks)
+    for _ in range(3):
+        runner.step()
+    assert proposer.counters.failures == 1
+    assert "no memory to keep keys; nothing is drafted from now on" in caplog.text
+
+
 def test_check_raises(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     proposer = make_proposer(monkeypatch, check=True)
     runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 9])])

@@ -71,6 +71,15 @@ def logits_by_hand(heads: VocabularyHeads, model: Any, hidden: Any, exact: int) 
     return logits
 
 
+def test_heads_follow_a_target_that_moves() -> None:
+    model, heads = copy.deepcopy(build_target("llama")), make_heads()
+    heads.attach(model)
+    model.to("meta")
+    heads.to("meta")
+    hidden, exact = torch.zeros(2, WIDTH, device="meta"), torch.zeros(2, dtype=torch.int64)
+    assert heads.draft_logits(hidden, exact.to("meta")).device.type == "meta"
+
+
 @pytest.mark.parametrize("reads_exact_token", [True, False])
 def test_heads_against_formulas(reads_exact_token: bool) -> None:
     model, heads = build_target("llama"), make_heads(reads_exact_token=reads_exact_token)

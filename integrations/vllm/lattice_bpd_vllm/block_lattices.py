@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.verify.memory import describe_lack_of_memory
 
 
 class CacheLayout(NamedTuple):
@@ -82,7 +83,9 @@ class BlockLattices:
         )
         if self._keys.numel() == 0:
             shape = (keys.shape[0], keys.shape[2], layout.num_slots, keys.shape[4])
-            self._keys, self._values = keys.new_zeros(shape), keys.new_zeros(shape)
+            advice = "leave some free by gpu_memory_utilization or num_gpu_blocks_override"
+            with describe_lack_of_memory(f"keep keys and values of shape {shape}", advice):
+                self._keys, self._values = keys.new_zeros(shape), keys.new_zeros(shape)
         self._keys[:, :, layout.slots] = keys[:, 0]
         self._values[:, :, layout.slots] = values[:, 0]
         self._context, self._layout = context[0], layout

@@ -93,6 +93,8 @@ class LatticeProposer:
             is_sharded=config.parallel_config.tensor_parallel_size > 1,
         )
         self._layers = self._drafter.source.layers
+        if self._layers:  # for vLLM's cache of compiled models, which return these layers' states
+            config.additional_config["compiled_target_layers"] = list(self._layers)
         if next(target.parameters()).device.type == "cpu":
             self._check_sampling()
 

@@ -220,7 +220,10 @@ class MixtureSpeculator:
         texts = None
         if new:
             longest = int(batch.prefill_len_np[new].max()) + self._length + 1
-            texts = token_ids[index[new], :longest]
+            chosen = torch.tensor(new)
+            if self._is_asynchronous:  # an index in pageable memory would wait for the step
+                chosen = chosen.pin_memory().to(self._device, non_blocking=True)
+            texts = token_ids[index[chosen], :longest]
         copied: Any = None
         if self._is_asynchronous:
             tails = _to_pinned(tails)

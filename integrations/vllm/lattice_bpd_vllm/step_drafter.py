@@ -105,7 +105,7 @@ class StepDrafter:
 
         Returns:
             A list for each request, of 0 to num_tokens ids. All are empty after an error, which is
-            logged once; after an UnsupportedError in all later steps too.
+            logged once; after an UnsupportedError or MemoryError in all later steps too.
         """
         start = time.perf_counter()
         drafts: Chains = [[] for _ in kept]
@@ -212,7 +212,7 @@ class StepDrafter:
         """Logs the first error; called while it is handled."""
         if self._raises_errors:
             raise error
-        if isinstance(error, UnsupportedError):
+        if isinstance(error, (UnsupportedError, MemoryError)):
             self._is_stopped = True
             self._logger.error("lattice-bpd: %s; nothing is drafted from now on", error)
         elif self.counters.failures == 0:

@@ -131,6 +131,8 @@ def check_block_drafter(config: Any, target: Any) -> None:
         reason = f"pipeline_parallel_size is {stages}, so that layers are in other processes"
     elif getattr(config, "kv_transfer_config", None) is not None:
         reason = "a KV connector is set, which loads tokens whose hidden states never existed here"
+    elif (parts := getattr(config.parallel_config, "decode_context_parallel_size", 1)) > 1:
+        reason = f"decode_context_parallel_size is {parts}, so that a rank has a part of each text"
     if reason is not None:
         raise ValueError(
             f"lattice-bpd: block drafters read hidden states of the target's layers: {reason}; use "

@@ -88,7 +88,7 @@ def _check_file(file: Path, directory: Path) -> None:
 
     from lattice_bpd.cli.files import load_causal_lm
     from lattice_bpd.decode import Certificate, DraftingModel
-    from lattice_bpd.decode.certificate.certificate import check_text
+    from lattice_bpd.decode.certificate.noise import follow_text
 
     certificate = Certificate.load(file)
     dtype = getattr(torch, certificate.dtype, None)
@@ -96,8 +96,13 @@ def _check_file(file: Path, directory: Path) -> None:
         raise ValueError(f"{file}: dtype is {certificate.dtype!r}; expected one of torch's")
     base: Any = load_causal_lm(directory)
     model = DraftingModel(base.to(dtype))
-    token_ids, count = certificate.token_ids, len(certificate.token_ids)
-    choices, noise = check_text(model, certificate.prompt_token_ids, token_ids)
+    prompt, token_ids = certificate.prompt_token_ids, certificate.token_ids
+    for name, ids in (("prompt_token_ids", prompt), ("token_ids", token_ids)):
+        if not ids:
+            raise ValueError(f"certificate: {name} is empty; expected one token or more")
+        model.check_token_ids(torch.tensor(ids), f"certificate: {name}")
+    choices, noise = follow_text(model.target, prompt, token_ids)
+    count = len(token_ids)
     if not choices.differing:
         print(f"lossless: plain greedy calls give all {count} tokens of {file}")
         return

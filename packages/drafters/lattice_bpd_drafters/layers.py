@@ -130,10 +130,14 @@ class BlockAttention(nn.Module):
             values: likewise.
             mask: (B, 1, m, S) bool, True where a query sees a key; None: everywhere.
         """
-        grouped = keys.shape[1] != queries.shape[1]
+        # The queries that share keys as more positions: with a mask, fused kernels of GPUs take no
+        # groups of heads.
+        batch, heads, count, size = queries.shape
+        group = heads // keys.shape[1]
         mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, enable_gqa=grouped
-        )
+            queries.reshape(batch, heads // group, group * count, size), keys, values,
+            attn_mask=None if mask is None else mask.repeat(1, 1, group, 1),
+        ).reshape(queries.shape)  # fmt: skip
         output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return output
 

@@ -291,7 +291,7 @@ def _time_heads(model: PreTrainedModel, job: BuildJob, positions: float) -> floa
     size, width = model.get_output_embeddings().weight.shape  # type: ignore[no-untyped-call]
     options = VocabularyHeadsOptions(epochs=1.0)
     times = []
-    for steps in (1, 1 + _HEAD_STEPS):
+    for steps in (1, 1, 1 + _HEAD_STEPS):  # first calls are slow
         count = steps * options.batch_size
         sample = Positions(
             torch.randn(count + options.num_slots, width).bfloat16(), torch.arange(count),
@@ -301,7 +301,7 @@ def _time_heads(model: PreTrainedModel, job: BuildJob, positions: float) -> floa
         train_vocabulary_heads(model, sample, range(min(size, options.draft_vocab_size)), options)
         times.append(time.perf_counter() - start)
     steps_needed = job.epochs * max(positions / options.batch_size, 1.0)
-    return steps_needed * max(times[1] - times[0], 0.0) / _HEAD_STEPS
+    return steps_needed * max(times[2] - times[1], 0.0) / _HEAD_STEPS
 
 
 @dataclass

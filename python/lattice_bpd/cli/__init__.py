@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _raising_on_sigterm():
             args = _parse(sys.argv[1:] if argv is None else argv)
             args.run(args)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _lacks_memory(error):
+            raise
         print(f"lattice-bpd: error: {_describe(error)}", file=sys.stderr)
         return _USER_ERROR
     except KeyboardInterrupt:
@@ -75,8 +77,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Whether torch found no memory."""
+    if "torch" not in sys.modules:
+        return False
+    from lattice_bpd.verify.memory import is_lack_of_memory
+
+    return is_lack_of_memory(error)
+
+
 def _describe(error: Exception) -> str:
     """The message of an error, without the number of a system's error."""
+    if isinstance(error, (MemoryError, RuntimeError)):
+        return str(error).split("\n")[0] or "out of memory; expected more of it, or smaller inputs"
     if not isinstance(error, OSError) or error.errno is None or error.filename is None:
         return str(error)
     system = os.strerror(error.errno)

@@ -201,11 +201,13 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
 def to_device(model: Any) -> Any:
     """A model that is to decode: on the GPU if CUDA finds one, else with the core's kernels."""
     from lattice_bpd.verify import use_cpu_kernels
+    from lattice_bpd.verify.memory import describe_lack_of_memory
 
     torch = require("torch", "torch")
     if torch.cuda.is_available():
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each shape (decoding.md)
-        return model.to("cuda")
+        with describe_lack_of_memory("put the model on the GPU", "use a smaller one, or free it"):
+            return model.to("cuda")
     use_cpu_kernels(getattr(model, "base", model))
     return model
 

@@ -102,7 +102,7 @@ def call_forward(
         seen = [logits.new_zeros((*logits.shape[:-1], 0))]
         if needs_hidden:
             check_hidden(base, seen[-1])
-    return LMOutput(logits, seen[-1], read_features(base, output, layers))
+    return LMOutput(logits, seen[-1].to(logits.device), read_features(base, output, layers))
 
 
 def check_hidden(base: Any, hidden: Tensor) -> None:

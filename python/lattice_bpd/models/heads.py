@@ -232,7 +232,7 @@ class VocabularyHeads(SavedHeads):
             with torch.no_grad():
                 if exact_tokens is None:
                     exact_tokens = output(hidden).argmax(dim=-1)
-                embedded = F.rms_norm(embed(exact_tokens), (self.hidden_size,)).to(inputs.dtype)
+                embedded = F.rms_norm(embed(exact_tokens), (self.hidden_size,)).to(inputs)
             inputs = torch.cat([inputs, embedded], dim=-1)
         inner = F.silu(linear(inputs, self.inner.weight, self.inner.bias))
         if hidden.device.type == "cpu":
@@ -247,7 +247,11 @@ class VocabularyHeads(SavedHeads):
     def output_rows(self) -> tuple[Tensor, Tensor | None]:
         """(K, D) rows and (K,) bias of the target's output embedding; after `attach`."""
         assert self._target is not None
-        return self._target[2:]
+        embed, output, rows, bias = self._target
+        if rows.device != (device := output.weight.device):  # the target moved
+            rows, bias = rows.to(device), None if bias is None else bias.to(device)
+            self._target = embed, output, rows, bias
+        return rows, bias
 
     def draft_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """(N, H, K) logits over the draft vocabulary; see `draft_states`."""
@@ -277,7 +281,7 @@ class VocabularyHeads(SavedHeads):
     def _packed_lattice(self, hidden: Tensor, exact_tokens: Tensor, top_k: int) -> LatticeInput:
         """The same of a single state by the core, with weights of 8 bits."""
         assert self._target is not None
-        embed, output, rows, bias = self._target
+        (embed, output), (rows, bias) = self._target[:2], self.output_rows()
         weights = self.inner.weight, self.outer_weight, output.weight
         versions = [(id(one), one.is_inference() or one._version) for one in weights]
         if self._packed[:1] != (versions,):

@@ -105,11 +105,6 @@ def pass_cache(module: nn.Module, cache: Any) -> dict[str, Any]:
     return {name: cache}
 
 
-def read_cache(output: Any) -> Any:
-    """The cache that a call of a model returned."""
-    return next(getattr(output, name) for name in CACHE_NAMES if hasattr(output, name))
-
-
 def build_inputs(
     base: PreTrainedModel,
     input_ids: Tensor,

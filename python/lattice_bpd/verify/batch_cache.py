@@ -18,6 +18,7 @@ accepted path is moved by one copy of its positions in all layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -45,94 +46,15 @@ _MIN_GROWTH = 256  # cache positions that a full buffer grows by
 Parts = tuple[tuple[Tensor, ...], ...]  # four of them, each with an entry for each layer
 
 
-class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's view of the buffers."""
+class _Buffers:
+    """Keys and values, which layers share with their cache instead of referring to it.
 
-    is_sliding = False
-    is_compileable = False
-    is_croppable = True
-
-    def __init__(self, stack: StackedCache, number: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.stack, self.number, self.width = stack, number, stack.width
-        self.is_initialized = True
-
-    @property
-    def keys(self) -> Tensor:
-        """(B, heads, width, D) the layer's keys, for models that read them (Mllama)."""
-        return self.stack.keys[self.number].narrow(2, 0, self.width)
-
-    @keys.setter
-    def keys(self, value: Tensor | None) -> None:
-        """Ignored: the base class sets None initially."""
-
-    @property
-    def values(self) -> Tensor:
-        """(B, heads, width, D') as `keys`."""
-        return self.stack.values[self.number].narrow(2, 0, self.width)
-
-    @values.setter
-    def values(self, value: Tensor | None) -> None:
-        """Ignored: the base class sets None initially."""
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """No-op: the buffers exist already."""
-
-    def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        *args: Any,  # noqa: ARG002
-        **kwargs: Any,  # noqa: ARG002
-    ) -> tuple[Tensor, Tensor]:
-        """Append (B, heads, T, D) keys and values; return all of them."""
-        start, self.width = self.width, self.width + key_states.shape[2]
-        keys, values, new_keys, new_values = self.stack.parts(start, self.width)
-        new_keys[self.number].copy_(key_states)
-        new_values[self.number].copy_(value_states)
-        return keys[self.number], values[self.number]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Positions after the next call, and offset of the first."""
-        return self.width + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Positions in use."""
-        return self.width
-
-    def get_max_length(self) -> int:
-        """-1: it can grow."""
-        return -1
-
-
-class StackedCache(Cache):
-    """Keys and values of all layers.
-
-    Attributes:
-        keys: (L, B, heads, capacity, D) float.
-        values: (L, B, heads, capacity, D') float.
-        width: cache positions in use.
+    In a cycle, memory of a GPU would wait for a garbage collector that does not count it.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, width: int) -> None:
-        self.keys, self.values, self.width = keys, values, width
-        self._views: tuple[Tensor, list[npt.NDArray[np.uint8]]] | None = None
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
         self._parts: tuple[tuple[int, int, Tensor], Parts] | None = None
-        super().__init__(layers=[StackedLayer(self, number) for number in range(keys.shape[0])])
-
-    @classmethod
-    def from_cache(cls, cache: Cache, num_free: int) -> StackedCache | None:
-        """The same keys and values with free capacity; None if layers differ in shape.
-
-        Args:
-            cache: a DynamicCache, or a StackedCache, which is returned itself.
-            num_free: positions that can be appended without a copy.
-        """
-        if isinstance(cache, StackedCache):
-            cache.reserve(cache.width + num_free)
-            return cache
-        buffers = stack_layers(cache, num_free)
-        return None if buffers is None else cls(*buffers)
 
     def parts(self, start: int, end: int) -> Parts:
         """Keys and values up to `end` of each layer, (B, heads, end, D), and those from `start` on.
@@ -161,6 +83,97 @@ class StackedCache(Cache):
         added = max(width - capacity, _MIN_GROWTH, capacity // 2)
         self.keys = torch.cat([self.keys, _new_empty(self.keys, added)], dim=3)
         self.values = torch.cat([self.values, _new_empty(self.values, added)], dim=3)
+
+
+class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer's view of the buffers."""
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self, buffers: _Buffers, number: int, width: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.buffers, self.number, self.width = buffers, number, width
+        self.is_initialized = True
+
+    @property
+    def keys(self) -> Tensor:
+        """(B, heads, width, D) the layer's keys, for models that read them (Mllama)."""
+        return self.buffers.keys[self.number].narrow(2, 0, self.width)
+
+    @keys.setter
+    def keys(self, value: Tensor | None) -> None:
+        """Ignored: the base class sets None initially."""
+
+    @property
+    def values(self) -> Tensor:
+        """(B, heads, width, D') as `keys`."""
+        return self.buffers.values[self.number].narrow(2, 0, self.width)
+
+    @values.setter
+    def values(self, value: Tensor | None) -> None:
+        """Ignored: the base class sets None initially."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """No-op: the buffers exist already."""
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Append (B, heads, T, D) keys and values; return all of them."""
+        start, self.width = self.width, self.width + key_states.shape[2]
+        keys, values, new_keys, new_values = self.buffers.parts(start, self.width)
+        new_keys[self.number].copy_(key_states)
+        new_values[self.number].copy_(value_states)
+        return keys[self.number], values[self.number]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Positions after the next call, and offset of the first."""
+        return self.width + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Positions in use."""
+        return self.width
+
+    def get_max_length(self) -> int:
+        """-1: it can grow."""
+        return -1
+
+
+class StackedCache(Cache):
+    """Keys and values of all layers.
+
+    Attributes:
+        keys: (L, B, heads, capacity, D) float.
+        values: (L, B, heads, capacity, D') float.
+        width: cache positions in use.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, width: int) -> None:
+        self.buffers, self.width = _Buffers(keys, values), width
+        self._views: tuple[Tensor, list[npt.NDArray[np.uint8]]] | None = None
+        super().__init__(layers=[StackedLayer(self.buffers, n, width) for n in range(len(keys))])
+
+    keys, values = property(attrgetter("buffers.keys")), property(attrgetter("buffers.values"))
+
+    @classmethod
+    def from_cache(cls, cache: Cache, num_free: int) -> StackedCache | None:
+        """The same keys and values with free capacity; None if layers differ in shape.
+
+        Args:
+            cache: a DynamicCache, or a StackedCache, which is returned itself.
+            num_free: positions that can be appended without a copy.
+        """
+        if isinstance(cache, StackedCache):
+            cache.buffers.reserve(cache.width + num_free)
+            return cache
+        buffers = stack_layers(cache, num_free)
+        return None if buffers is None else cls(*buffers)
 
     def set_width(self, width: int) -> None:
         """Drop all positions from `width` on."""
@@ -192,8 +205,8 @@ class StackedCache(Cache):
     def select_sequences(self, sequences: Sequence[int]) -> None:
         """Keep the sequences of these indices; one may be kept several times."""
         index = torch.tensor(sequences, device=self.keys.device)
-        self.keys = self.keys.index_select(1, index)
-        self.values = self.values.index_select(1, index)
+        self.buffers.keys = self.keys.index_select(1, index)
+        self.buffers.values = self.values.index_select(1, index)
 
     def new_buffers(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
         """Uninitialized buffers for keys and values of so many rows and positions."""
@@ -211,7 +224,7 @@ class StackedCache(Cache):
     def append_rows(self, other: StackedCache, rows: Sequence[int], count: int) -> None:
         """Append `count` positions of other's rows, one row for each of B sequences."""
         start = self.width
-        self.reserve(start + count)
+        self.buffers.reserve(start + count)
         self.copy_positions(other, rows, 0, start, count)
         self.set_width(start + count)
 

@@ -11,9 +11,9 @@ import torch
 
 def is_lack_of_memory(error: Exception) -> bool:
     """Whether an allocation failed; torch reports it in several ways."""
-    messages = ("out of memory", "can't allocate memory", "not enough memory")
+    messages = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        text in str(error) for text in messages
+        text in str(error).lower() for text in messages
     )
 
 
@@ -28,7 +28,7 @@ def describe_lack_of_memory(action: str, advice: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_lack_of_memory(error):
+        if not is_lack_of_memory(error) or str(error).startswith("decode:"):
             raise
         cause = str(error).strip().splitlines()[:1]
         raise MemoryError(f"decode: no memory to {action} ({cause}); {advice}") from error

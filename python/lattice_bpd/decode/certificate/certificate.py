@@ -28,7 +28,7 @@ from lattice_bpd.decode.certificate.noise import (
     follow_text,
     largest_differences,
 )
-from lattice_bpd.decode.certificate.own_generate import Choices, margin_of
+from lattice_bpd.decode.certificate.own_generate import margin_of
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify.greedy import DraftCandidates, greedy_token, logits_row
 
@@ -257,26 +257,6 @@ def certify(
     ]  # fmt: skip
     certificate.verdict = _verdict(certificate)
     return certificate
-
-
-def check_text(
-    model: DraftingModel, prompt: Sequence[int], token_ids: Sequence[int]
-) -> tuple[Choices, Noise]:
-    """What plain greedy calls select along a text, and what rounding explains there.
-
-    Args:
-        model: the target.
-        prompt: (T,) ints.
-        token_ids: (m,) ints, the text after it.
-
-    Raises:
-        ValueError: no token, or ids outside the target's vocabulary.
-    """
-    for name, ids in (("prompt_token_ids", prompt), ("token_ids", token_ids)):
-        if not ids:
-            raise ValueError(f"certificate: {name} is empty; expected one token or more")
-        model.check_token_ids(torch.tensor(ids), f"certificate: {name}")
-    return follow_text(model.target, prompt, token_ids)
 
 
 def _verdict(certificate: Certificate) -> str:

@@ -25,10 +25,12 @@ from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.batch_cache import StackedCache, StackedLayer
 from lattice_bpd.verify.greedy import NO_CANDIDATES, greedy_tokens
+from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
 from lattice_bpd.verify.target import CausalLMTarget, TargetOutput
 
-_POSITIONS = 32_768  # cache positions of a batch: rows x longest text
+_POSITIONS = 32_768  # cache positions of a batch: rows x longest text; on a GPU
+_SHARE = 0.3  # of its free memory: growing takes nearly twice as much for a while
 _READ = 512  # tokens of the prompts of a call, padding included, unless one is longer
 _KEPT = 8_192  # cache positions of ended texts whose conversations continue
 _BALANCE = 1_024  # tokens of a text whose attention takes as long as all else of its call
@@ -55,9 +57,9 @@ class Response(NamedTuple):
     share: float = 0.0
 
 
-def count_rows(capacity: int) -> int:
+def count_rows(capacity: int, positions: int = _POSITIONS) -> int:
     """How many texts of a length a batch has at most."""
-    return max(1, _POSITIONS // capacity)
+    return max(1, positions // capacity)
 
 
 def generate_responses(
@@ -146,7 +148,7 @@ class _RowLayer(StackedLayer):  # type: ignore[no-untyped-call]
         self.width += 1
         keys, values = (
             buffer[self.number, : len(key_states)]
-            for buffer in (self.stack.keys, self.stack.values)
+            for buffer in (self.buffers.keys, self.buffers.values)
         )
         keys[self.ends], values[self.ends] = key_states[:, :, 0], value_states[:, :, 0]
         return keys[:, :, : self.width], values[:, :, : self.width]
@@ -202,22 +204,28 @@ class _Batch:
         cache = StackedCache.from_cache(target.read_prompts(ids)[1], 0)
         if cache is not None:
             self._cache = cache
-            cache.layers = [_RowLayer(cache, number) for number in range(len(cache.layers))]
+            layers = range(len(cache.layers))
+            self._positions = _count_positions(cache)
+            cache.layers = [_RowLayer(cache.buffers, number, cache.width) for number in layers]
         return cache is not None
 
     @torch.inference_mode()
     def run(self) -> Iterator[Response]:
         """Generate responses to the prompts of the queue, the last one first."""
         self._target.reset_frequencies()
-        while self._texts or self._waiting:
-            yield from self._refill()
-            if self._texts:
-                yield from self._step()
+        with describe_lack_of_memory("generate responses together", "lower the batch size"):
+            while self._texts or self._waiting:
+                yield from self._refill()
+                if self._texts:
+                    yield from self._step()
 
     def _refill(self) -> Iterator[Response]:
         """Read the next prompts into free rows, several at once."""
         cache, waiting = self._cache, self._waiting
         while waiting and len(self._texts) < self._max_rows:
+            shortest = max(self._longest, len(waiting[-1][1])) + self._rules.max_new_tokens + 1
+            if len(self._texts) >= count_rows(shortest, self._positions):
+                return
             source, start = self._find_start(waiting[-1][1])
             count, shared = 0, start
             for _, prompt in waiting[: -self._max_rows - 1 : -1]:
@@ -229,19 +237,17 @@ class _Batch:
                 count, shared = count + 1, common
             longest = max(self._longest, len(waiting[-count][1]))
             capacity = longest + self._rules.max_new_tokens + 1
-            rows, active = min(self._max_rows, count_rows(capacity)), len(self._texts)
+            rows = min(self._max_rows, count_rows(capacity, self._positions))
+            active = len(self._texts)
             count = min(count, rows)
             if 2 * (rows - active) < count:
                 return
             count, self._longest = min(count, rows - active), longest
             if capacity > cache.keys.shape[3] or rows > cache.keys.shape[1]:
                 used = max((len(text.tokens) for text in self._texts), default=0)
-                for name in ("keys", "values"):
-                    old = getattr(cache, name)
-                    layers, _, heads, _, size = old.shape
-                    new = old.new_zeros((layers, rows, heads, int(_GROWTH * capacity), size))
-                    new[:, :active, :, :used] = old[:, :active, :, :used]  # zeros, not NaN, beyond
-                    setattr(cache, name, new)
+                wide = int(_GROWTH * capacity)
+                cache.buffers.keys = _moved(cache.keys, rows, wide, active, used)
+                cache.buffers.values = _moved(cache.values, rows, wide, active, used)
             yield from self._read([self.pop(waiting) for _ in range(count)], source, shared)
 
     def _find_start(self, prompt: list[int]) -> tuple[_Source, int]:
@@ -357,6 +363,24 @@ class _Batch:
             self._texts[row], length = last, len(last.tokens) - 1
             for old, new in zip(self._row(len(self._texts)), self._row(row), strict=True):
                 new[:, :, :, :length] = old[:, :, :, :length]
+
+
+def _count_positions(cache: StackedCache) -> int:
+    """The most cache positions of a batch."""
+    device, parts = cache.keys.device, (cache.keys, cache.values)
+    if device.type != "cuda":
+        return _POSITIONS
+    free = torch.cuda.mem_get_info(device)[0]
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(_SHARE * free / sum(part[:, :1, :, :1].nbytes for part in parts))
+
+
+def _moved(old: Tensor, rows: int, capacity: int, active: int, used: int) -> Tensor:
+    """Larger buffers of zeros, not NaN, beyond what is used."""
+    layers, _, heads, _, size = old.shape
+    new = old.new_zeros((layers, rows, heads, capacity, size))
+    new[:, :active, :, :used] = old[:, :active, :, :used]
+    return new
 
 
 class _Rules:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from lattice_bpd.models.lm_call import pass_cache, read_cache
+from lattice_bpd.models.lm_call import CACHE_NAMES, pass_cache
 from lattice_bpd.token_ids import Int32Array, integer_array
 
 
@@ -82,7 +82,8 @@ def _generate(
         output = model(
             input_ids=tokens[-1], **pass_cache(model, cache), use_cache=True, logits_to_keep=1
         )
-        cache, logits = read_cache(output), output.logits[:, -1].float()
+        cache = next(getattr(output, name) for name in CACHE_NAMES if hasattr(output, name))
+        logits = output.logits[:, -1].float()
         if temperature == 0.0:
             tokens.append(logits.argmax(dim=-1, keepdim=True))
         else:
