@@ -149,6 +149,21 @@ def test_lack_of_memory_that_lasts_stops_drafting(
     assert "no memory to keep keys; nothing is drafted from now on" in caplog.text
 
 
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("layers", [(), (2, 4)])
+def test_compiled_targets_are_kept_by_the_layers_they_return(
+    layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lattice_bpd_vllm import proposer
+
+    made: Any = SimpleNamespace(source=SimpleNamespace(layers=layers))
+    monkeypatch.setattr(proposer, "StepDrafter", lambda *_, **__: made)
+    config = config_of()
+    make_proposer(monkeypatch, config=config)
+    found = config.additional_config.get("compiled_target_layers")
+    assert found == (list(layers) or None)
+
+
 def test_check_raises(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     proposer = make_proposer(monkeypatch, check=True)
     runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 9])])
