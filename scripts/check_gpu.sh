@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks and timings of decoding on a GPU, in at most ten minutes and without a network: lossless
-# outputs, top-k, tokens/s. Results: benchmarks/results/gpu/.
+# outputs, top-k, tokens/s; where PYTHON has triton and pytest, walks with an LM, as DFlash2 and
+# LiLiCorr take them in vLLM, are tested and timed. Results: benchmarks/results/gpu/.
 #
 # Usage: check_gpu.sh [arguments of benchmarks/check_gpu.py]
 #
@@ -8,11 +9,10 @@
 #            SIZE    full (default): a Llama of 1 B random weights; tiny: for a run on a CPU
 #            SGLANG  a model: then also a server of SGLang on it with draft trees, whose texts are
 #                    compared with those of a plain one (lattice-bpd-sglang; 10 minutes more)
-#            PYTHON  an interpreter that has lattice_bpd, its conformance and torch (default:
-#                    .venv/bin/python)
+#            PYTHON  an interpreter that has lattice_bpd, its conformance and drafters, and torch
+#                    (default: .venv/bin/python)
 #            VLLM_PYTHON  one that has vLLM, lattice_bpd, the plug-in and pytest: also tests drafts in
-#                    vLLM's model runner V2, with the stories model (PYTHON needs the demo's packages),
-#                    and tests and times walks with an LM, as DFlash2 and LiLiCorr take them
+#                    vLLM's model runner V2, with the stories model (PYTHON needs the demo's packages)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,6 +25,11 @@ status=0
 timeout --kill-after=10 600 "$python" benchmarks/check_gpu.py --device "${DEVICE:-cuda}" \
   --size "${SIZE:-full}" "$@" || status=$?
 [[ $status != 124 ]] || echo "check_gpu: stopped after ten minutes; finished parts are written" >&2
+
+if "$python" -c 'import pytest, triton' 2>/dev/null; then
+  PYTHONPATH=integrations/vllm:packages/drafters${PYTHONPATH:+:$PYTHONPATH} "$python" -m pytest \
+    -c integrations/vllm/tests/pytest.ini --noconftest tests/python/test_vllm_walk.py || status=$?
+fi
 
 sglang_server() {  # NAME OPTION..: certifies the texts of a server with these options
   "$python" -m sglang.launch_server --model-path "$SGLANG" --port 30000 "${@:2}" >"$logs/$1.log" 2>&1 &
@@ -52,8 +57,6 @@ if [[ -n ${SGLANG:-} ]]; then
 fi
 
 if [[ -n ${VLLM_PYTHON:-} ]]; then
-  "$VLLM_PYTHON" -m pytest -c integrations/vllm/tests/pytest.ini --noconftest \
-    tests/python/test_vllm_walk.py || status=$?
   folder=$PWD/build/vllm-test
   [[ -f $folder/expected.json ]] || "$python" integrations/vllm/tests/prepare.py "$folder"
   LATTICE_BPD_VLLM_FOLDER=$folder "$VLLM_PYTHON" -m pytest -c integrations/vllm/tests/pytest.ini \
