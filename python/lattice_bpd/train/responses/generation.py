@@ -57,9 +57,9 @@ class Response(NamedTuple):
     share: float = 0.0
 
 
-def count_rows(capacity: int, positions: int = _POSITIONS) -> int:
-    """How many texts of a length a batch has at most."""
-    return max(1, positions // capacity)
+def count_rows(capacity: int, positions: int | None = None) -> int:
+    """How many texts of a length a batch has at most; on a CPU if `positions` are not given."""
+    return max(1, (positions or _POSITIONS) // capacity)
 
 
 def generate_responses(
