@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -202,6 +203,21 @@ TEST_CASE("linear layers are products in double precision, with every instructio
   CHECK_THROWS_AS(
       ApplyLinear({FloatType::kFloat32, 1, 1, 24, nullptr, nullptr, nullptr, nullptr}, 1),
       ValueError);
+}
+
+TEST_CASE("linear layers of more than 1,024 states, which are read in parts") {
+  std::mt19937 random(6);
+  const std::size_t count = 1030, last = 8, rows = 3, columns = 16;
+  const Numbers vectors(count * columns, FloatType::kFloat32, &random);
+  const Numbers matrix(rows * columns, FloatType::kFloat32, &random);
+  std::vector<float> all(count * rows), end(last * rows);
+  ApplyLinear(
+      {FloatType::kFloat32, count, rows, columns, vectors.data, matrix.data, nullptr, all.data()},
+      2);
+  ApplyLinear({FloatType::kFloat32, last, rows, columns,
+               vectors.values.data() + (count - last) * columns, matrix.data, nullptr, end.data()},
+              2);
+  CHECK(std::equal(end.begin(), end.end(), all.end() - end.size()));
 }
 
 TEST_CASE("rounding to half precision is to the nearest, ties to even") {
