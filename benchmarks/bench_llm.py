@@ -243,7 +243,8 @@ def main() -> None:
     model, own = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=args.dtype).eval() for _ in range(2)
     )
-    model, own = model.to("cuda" if torch.cuda.is_available() else "cpu"), to_device(own)
+    own = to_device(own)
+    model = model.to(own.device)
     sources = load_sources(args)
     if args.gguf:
         skipped: dict[str, str] = {}

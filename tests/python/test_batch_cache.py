@@ -48,16 +48,16 @@ def same(rows: StackedCache, wanted: StackedCache) -> bool:
 
 def test_views_of_a_stacked_cache_follow_its_buffers() -> None:
     cache = make_cache(2, 3)
-    keys = cache.buffers.parts(3, 5)[0]
-    assert cache.buffers.parts(3, 5)[0] is keys  # cut once for all layers
+    keys = cache.stack.parts(3, 5)[0]
+    assert cache.stack.parts(3, 5)[0] is keys  # cut once for all layers
     cache.select_sequences([1, 1])  # other buffers, of the same shape and width
-    views = cache.buffers.parts(3, 5)
+    views = cache.stack.parts(3, 5)
     for layer in range(2):
         assert views[0][layer].data_ptr() == cache.keys[layer].data_ptr()
         assert views[2][layer].data_ptr() == cache.keys[layer, :, :, 3:].data_ptr()
         assert views[3][layer].shape == (2, 3, 2, 5)
     memory = cache._bytes()
-    cache.buffers.reserve(900)  # and larger ones
+    cache.stack.reserve(900)  # and larger ones
     assert cache._bytes() is not memory
 
 
@@ -65,12 +65,12 @@ def test_memory_of_caches_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     """Not by the garbage collector, which does not know how much memory of a GPU they hold."""
     made: list[Any] = []
 
-    class Watched(batch_cache._Buffers):
+    class Watched(batch_cache._Stack):
         def __init__(self, *buffers: Any) -> None:
             super().__init__(*buffers)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(batch_cache, "_Buffers", Watched)
+    monkeypatch.setattr(batch_cache, "_Stack", Watched)
     model, prompts = build_target("llama"), [[3, 4, 5, 3, 4], [6, 7, 6]]
     lm = NGramLM.train(prompts, 2, vocab_size=VOCAB, smoothing="witten_bell")
     gc.collect()

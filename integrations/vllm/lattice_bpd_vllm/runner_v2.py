@@ -197,10 +197,13 @@ class MixtureSpeculator:
         padded = np.repeat(tails[:, -1:].astype(np.int64), self._length, axis=1)
         for row, chain in zip(padded, chains, strict=True):
             row[: len(chain)] = chain
-        found = torch.from_numpy(padded)
-        if self._is_asynchronous:
-            found = found.pin_memory().to(self._device, non_blocking=True)
-        self._states.draft_tokens[step.device_rows] = found
+        self._states.draft_tokens[step.device_rows] = self._to_device(torch.from_numpy(padded))
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        """A CPU tensor on the device; from pageable memory, a copy would wait for the step."""
+        if not self._is_asynchronous:
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def _copy(self, batch: Any, num_sampled: Tensor, num_drafts: int) -> _Step:
         """The copy to the CPU of what is new."""
@@ -220,10 +223,7 @@ class MixtureSpeculator:
         texts = None
         if new:
             longest = int(batch.prefill_len_np[new].max()) + self._length + 1
-            chosen = torch.tensor(new)
-            if self._is_asynchronous:  # an index in pageable memory would wait for the step
-                chosen = chosen.pin_memory().to(self._device, non_blocking=True)
-            texts = token_ids[index[chosen], :longest]
+            texts = token_ids[index[self._to_device(torch.tensor(new))], :longest]
         copied: Any = None
         if self._is_asynchronous:
             tails = _to_pinned(tails)

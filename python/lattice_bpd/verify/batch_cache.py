@@ -46,7 +46,7 @@ _MIN_GROWTH = 256  # cache positions that a full buffer grows by
 Parts = tuple[tuple[Tensor, ...], ...]  # four of them, each with an entry for each layer
 
 
-class _Buffers:
+class _Stack:
     """Keys and values, which layers share with their cache instead of referring to it.
 
     In a cycle, memory of a GPU would wait for a garbage collector that does not count it.
@@ -92,15 +92,15 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, buffers: _Buffers, number: int, width: int) -> None:
+    def __init__(self, stack: _Stack, number: int, width: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.buffers, self.number, self.width = buffers, number, width
+        self.stack, self.number, self.width = stack, number, width
         self.is_initialized = True
 
     @property
     def keys(self) -> Tensor:
         """(B, heads, width, D) the layer's keys, for models that read them (Mllama)."""
-        return self.buffers.keys[self.number].narrow(2, 0, self.width)
+        return self.stack.keys[self.number].narrow(2, 0, self.width)
 
     @keys.setter
     def keys(self, value: Tensor | None) -> None:
@@ -109,7 +109,7 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     @property
     def values(self) -> Tensor:
         """(B, heads, width, D') as `keys`."""
-        return self.buffers.values[self.number].narrow(2, 0, self.width)
+        return self.stack.values[self.number].narrow(2, 0, self.width)
 
     @values.setter
     def values(self, value: Tensor | None) -> None:
@@ -127,7 +127,7 @@ class StackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor, Tensor]:
         """Append (B, heads, T, D) keys and values; return all of them."""
         start, self.width = self.width, self.width + key_states.shape[2]
-        keys, values, new_keys, new_values = self.buffers.parts(start, self.width)
+        keys, values, new_keys, new_values = self.stack.parts(start, self.width)
         new_keys[self.number].copy_(key_states)
         new_values[self.number].copy_(value_states)
         return keys[self.number], values[self.number]
@@ -155,11 +155,11 @@ class StackedCache(Cache):
     """
 
     def __init__(self, keys: Tensor, values: Tensor, width: int) -> None:
-        self.buffers, self.width = _Buffers(keys, values), width
+        self.stack, self.width = _Stack(keys, values), width
         self._views: tuple[Tensor, list[npt.NDArray[np.uint8]]] | None = None
-        super().__init__(layers=[StackedLayer(self.buffers, n, width) for n in range(len(keys))])
+        super().__init__(layers=[StackedLayer(self.stack, n, width) for n in range(len(keys))])
 
-    keys, values = property(attrgetter("buffers.keys")), property(attrgetter("buffers.values"))
+    keys, values = property(attrgetter("stack.keys")), property(attrgetter("stack.values"))
 
     @classmethod
     def from_cache(cls, cache: Cache, num_free: int) -> StackedCache | None:
@@ -170,7 +170,7 @@ class StackedCache(Cache):
             num_free: positions that can be appended without a copy.
         """
         if isinstance(cache, StackedCache):
-            cache.buffers.reserve(cache.width + num_free)
+            cache.stack.reserve(cache.width + num_free)
             return cache
         buffers = stack_layers(cache, num_free)
         return None if buffers is None else cls(*buffers)
@@ -205,8 +205,8 @@ class StackedCache(Cache):
     def select_sequences(self, sequences: Sequence[int]) -> None:
         """Keep the sequences of these indices; one may be kept several times."""
         index = torch.tensor(sequences, device=self.keys.device)
-        self.buffers.keys = self.keys.index_select(1, index)
-        self.buffers.values = self.values.index_select(1, index)
+        self.stack.keys = self.keys.index_select(1, index)
+        self.stack.values = self.values.index_select(1, index)
 
     def new_buffers(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
         """Uninitialized buffers for keys and values of so many rows and positions."""
@@ -224,7 +224,7 @@ class StackedCache(Cache):
     def append_rows(self, other: StackedCache, rows: Sequence[int], count: int) -> None:
         """Append `count` positions of other's rows, one row for each of B sequences."""
         start = self.width
-        self.buffers.reserve(start + count)
+        self.stack.reserve(start + count)
         self.copy_positions(other, rows, 0, start, count)
         self.set_width(start + count)
 

@@ -85,7 +85,7 @@ def check_cache(cache: Cache) -> None:
         cache.layers if isinstance(cache, Cache) else []
     )  # else a class of the caller
     forgets = any(getattr(cache, "is_sliding", [])) or any(
-        not isinstance(layer, _CROPPED) and not hasattr(layer, "buffers") and not is_empty(layer)
+        not isinstance(layer, _CROPPED) and not hasattr(layer, "stack") and not is_empty(layer)
         for layer in layers
     )
     if forgets or not (layers or getattr(cache, "is_croppable", True)):

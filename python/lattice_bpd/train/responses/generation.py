@@ -29,8 +29,8 @@ from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
 from lattice_bpd.verify.target import CausalLMTarget, TargetOutput
 
-_POSITIONS = 32_768  # cache positions of a batch: rows x longest text; on a GPU
-_SHARE = 0.3  # of its free memory: growing takes nearly twice as much for a while
+_POSITIONS = 32_768  # cache positions of a batch, rows x longest text, on a CPU
+_SHARE = 0.3  # of the free memory of a GPU; growing takes nearly twice as much for a while
 _READ = 512  # tokens of the prompts of a call, padding included, unless one is longer
 _KEPT = 8_192  # cache positions of ended texts whose conversations continue
 _BALANCE = 1_024  # tokens of a text whose attention takes as long as all else of its call
@@ -59,7 +59,7 @@ class Response(NamedTuple):
 
 def count_rows(capacity: int, positions: int | None = None) -> int:
     """How many texts of a length a batch has at most; on a CPU if `positions` are not given."""
-    return max(1, (positions or _POSITIONS) // capacity)
+    return max(1, (_POSITIONS if positions is None else positions) // capacity)
 
 
 def generate_responses(
@@ -148,7 +148,7 @@ class _RowLayer(StackedLayer):  # type: ignore[no-untyped-call]
         self.width += 1
         keys, values = (
             buffer[self.number, : len(key_states)]
-            for buffer in (self.buffers.keys, self.buffers.values)
+            for buffer in (self.stack.keys, self.stack.values)
         )
         keys[self.ends], values[self.ends] = key_states[:, :, 0], value_states[:, :, 0]
         return keys[:, :, : self.width], values[:, :, : self.width]
@@ -206,7 +206,7 @@ class _Batch:
             self._cache = cache
             layers = range(len(cache.layers))
             self._positions = _count_positions(cache)
-            cache.layers = [_RowLayer(cache.buffers, number, cache.width) for number in layers]
+            cache.layers = [_RowLayer(cache.stack, number, cache.width) for number in layers]
         return cache is not None
 
     @torch.inference_mode()
@@ -223,8 +223,8 @@ class _Batch:
         """Read the next prompts into free rows, several at once."""
         cache, waiting = self._cache, self._waiting
         while waiting and len(self._texts) < self._max_rows:
-            shortest = max(self._longest, len(waiting[-1][1])) + self._rules.max_new_tokens + 1
-            if len(self._texts) >= count_rows(shortest, self._positions):
+            needed = max(self._longest, len(waiting[-1][1])) + self._rules.max_new_tokens + 1
+            if len(self._texts) >= count_rows(needed, self._positions):
                 return
             source, start = self._find_start(waiting[-1][1])
             count, shared = 0, start
@@ -246,8 +246,8 @@ class _Batch:
             if capacity > cache.keys.shape[3] or rows > cache.keys.shape[1]:
                 used = max((len(text.tokens) for text in self._texts), default=0)
                 wide = int(_GROWTH * capacity)
-                cache.buffers.keys = _moved(cache.keys, rows, wide, active, used)
-                cache.buffers.values = _moved(cache.values, rows, wide, active, used)
+                cache.stack.keys = _moved(cache.keys, rows, wide, active, used)
+                cache.stack.values = _moved(cache.values, rows, wide, active, used)
             yield from self._read([self.pop(waiting) for _ in range(count)], source, shared)
 
     def _find_start(self, prompt: list[int]) -> tuple[_Source, int]:
