@@ -30,9 +30,11 @@ from blockwise_models import CACHE_NAME, model_of
 from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.lm_call import unwrap_model
-from lattice_bpd.verify import CausalLMTarget, PrefixTree
+from lattice_bpd.verify import CausalLMTarget, PrefixTree, call_limits, probes, recurrent_cache
 from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.rounding import logits_match
 from lattice_bpd.verify.verification import lay_out_tree
 from lattice_bpd_conformance.check import InformedHeads
 from planted_drafts import PlantedDrafts, randomize
@@ -111,6 +113,52 @@ def test_decoders_that_read_in_both_directions_are_refused():
     for model in models:
         with pytest.raises(ValueError, match=r"both directions \(then set is_decoder=True"):
             generate(model, PROMPTS[0], "mixture", **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_text_that_mismatches_by_rounding_is_no_reason_to_refuse(monkeypatch, kind, dtype):
+    model = copy.deepcopy(build_target(kind)).to(dtype)
+    seen: list[torch.Tensor] = []
+
+    def match(base, actual, expected, wrong):
+        seen.append(actual)
+        return len(seen) % 4 == 0 and logits_match(base, actual, expected, wrong)
+
+    for module in (probes, recurrent_cache, call_limits):
+        monkeypatch.setattr(module, "logits_match", match)
+    if dtype == torch.float32:
+        with pytest.raises(ValueError, match="other logits"):
+            generate(model, PROMPTS[0], "mixture", **OPTIONS)
+        return
+    generate(model, PROMPTS[0], "mixture", **OPTIONS)
+    assert len(seen) % 4 == 0
+    assert len({float(one.sum()) for one in seen}) == len(seen)
+
+
+def test_decoders_that_read_in_both_directions_are_refused_in_bfloat16():
+    model = LlamaForCausalLM(copy.deepcopy(build_target("llama").config)).eval()
+    model.config.is_causal = False
+    with pytest.raises(ValueError, match=r"both directions \(then set is_decoder=True"):
+        generate(model.to(torch.bfloat16), PROMPTS[0], "mixture", **OPTIONS)
+
+
+def test_no_call_takes_attention_of_cudnn(monkeypatch):
+    model, seen = copy.deepcopy(build_target("llama")), []
+    embedding = model.get_output_embeddings()
+    cuda = torch.backends.cuda
+    model.base_model.register_forward_pre_hook(lambda *_: seen.append(cuda.cudnn_sdp_enabled()))
+    was = cuda.cudnn_sdp_enabled()
+    try:
+        for enabled in (True, False):
+            cuda.enable_cudnn_sdp(enabled)
+            generate(model, PROMPTS[0], "mixture", **OPTIONS)
+            call_forward(model, embedding, {"input_ids": torch.tensor([PROMPTS[0]])})
+            assert cuda.cudnn_sdp_enabled() is enabled
+    finally:
+        cuda.enable_cudnn_sdp(was)
+    assert len(seen) > 10
+    assert not any(seen)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert", "minicpm3", "gemma2"])

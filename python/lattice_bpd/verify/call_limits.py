@@ -24,7 +24,7 @@ import torch
 from lattice_bpd import _core
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import logits_match, read_tokens
+from lattice_bpd.verify.rounding import logits_match, probe_tokens, read_parts, read_tokens
 
 
 class Windows(NamedTuple):
@@ -213,22 +213,19 @@ def reset_frequencies(base: Any) -> None:
 @torch.inference_mode()
 def _reads_equally(target: Any, start: int) -> bool:
     """Whether tokens after position `start` + 1 are read in one call as one after another."""
-    prompt, following = (1, 2), (6, 3)
-    try:
-        cache = target.new_cache()
-        read_tokens(target, prompt, cache, start)
-        together = read_tokens(target, following, cache, start + 2)
-        cache = target.new_cache()
-        read_tokens(target, prompt, cache, start)
-        singly = torch.cat(
-            [read_tokens(target, [t], cache, start + 2 + i) for i, t in enumerate(following)]
-        )
-        wrong = read_tokens(target, following, target.new_cache(), start + 2)
-    except Exception as error:  # positions beyond the last one
-        if is_lack_of_memory(error):
-            raise
-        return True
-    return logits_match(target.base, together, singly, wrong)
+    for tokens in probe_tokens(target, (1, 2, 6, 3)):
+        prompt, following = tokens[:2], tokens[2:]
+        try:
+            together = read_parts(target, prompt, [following], start)
+            singly = read_parts(target, prompt, [[token] for token in following], start)
+            wrong = read_tokens(target, following, target.new_cache(), start + 2)
+        except Exception as error:  # positions beyond the last one
+            if is_lack_of_memory(error):
+                raise
+            return True
+        if logits_match(target.base, together, singly, wrong):
+            return True
+    return False
 
 
 def _capacities(attributes: Mapping[str, Any]) -> set[int]:

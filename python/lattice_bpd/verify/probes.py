@@ -12,7 +12,7 @@ from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cpu_kernels import NAME
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import logits_match, read_tokens
+from lattice_bpd.verify.rounding import logits_match, probe_tokens, read_parts
 from lattice_bpd.verify.verification import lay_out_rows
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3, 7, 9, 8, 5]
@@ -32,34 +32,26 @@ def find_cache_refusal(target: Any) -> str | None:
 def _try_cache(target: Any) -> str | None:
     name = type(target.base).__name__
     selected = (target.windows.selected or 64) - len(_PROMPT)
-    following = _NEXT[: max(min(target.limits.capacity or len(_NEXT), selected), 2)]
-    try:
-        together = _read_parts(target, _PROMPT, [following])
-        singly = _read_parts(target, _PROMPT, [[token] for token in following])
-        without = _read_parts(target, _PROMPT[-1:], [following])  # as if the cache were empty
-    except Exception as error:
-        if str(error).startswith("decode:") or is_lack_of_memory(error):
-            raise
-        return f"{name} fails on tokens that follow a cache ({type(error).__name__}: {error})"
-    if bool(torch.isnan(singly).any()):
-        return None  # the first call of decoding reports it
-    if logits_match(target.base, together, singly, without):
-        return None
+    count = max(min(target.limits.capacity or len(_NEXT), selected), 2)
+    for tokens in probe_tokens(target, _PROMPT + _NEXT[:count]):
+        prompt, following = tokens[: len(_PROMPT)], tokens[len(_PROMPT) :]
+        try:
+            together = read_parts(target, prompt, [following])
+            singly = read_parts(target, prompt, [[token] for token in following])
+            without = read_parts(target, prompt[-1:], [following])  # as if the cache were empty
+        except Exception as error:
+            if str(error).startswith("decode:") or is_lack_of_memory(error):
+                raise
+            return f"{name} fails on tokens that follow a cache ({type(error).__name__}: {error})"
+        if bool(torch.isnan(singly).any()):
+            return None  # the first call of decoding reports it
+        if logits_match(target.base, together, singly, without):
+            return None
     return (
         f"{name} gives other logits for several tokens at once than for one after another: it "
         "reads them in both directions (then set is_decoder=True in its config), or keeps a state "
         "outside its cache"
     )
-
-
-def _read_parts(target: Any, prompt: list[int], parts: list[list[int]]) -> Tensor:
-    """(N, V) logits of the tokens after the prompt, which is read in one call, as each part is."""
-    cache, start = target.new_cache(), 0
-    logits = []
-    for part in (prompt, *parts):
-        logits.append(read_tokens(target, part, cache, start))
-        start += len(part)
-    return torch.cat(logits[1:])
 
 
 def find_tree_refusal(target: Any) -> str | None:
@@ -99,7 +91,6 @@ def _try_tree(target: Any, implementation: str) -> str | None:
         )
     if not target.takes_positions:
         return f"{type(target.base.base_model).__name__} takes no position ids"
-    ids = [index % target.vocab_size for index in (1, 2, 3, 5, 4)]
     # tokens 0 1 2 are the text; 3 and 4 both follow it
     allowed = torch.ones(5, 5, dtype=torch.bool).tril()
     allowed[4, 3] = False
@@ -113,16 +104,17 @@ def _try_tree(target: Any, implementation: str) -> str | None:
         logits: Tensor = target(row, target.new_cache(), position_ids=positions, **masks).logits
         return logits[0, -1].float()
 
-    try:
-        actual = last_logits(ids, positions, attention_mask=mask, windowed_mask=mask)
-    except Exception as error:
-        if is_lack_of_memory(error):
-            raise
-        return f"{name} fails on a four-dimensional mask ({error})"
     steps = torch.arange(5, device=target.device)[None]
-    expected, wrong = last_logits([*ids[:3], ids[4]], steps[:, :4]), last_logits(ids, steps)
-    if logits_match(target.base, actual, expected, wrong):
-        return None
+    for ids in probe_tokens(target, _PROMPT):
+        try:
+            actual = last_logits(ids, positions, attention_mask=mask, windowed_mask=mask)
+        except Exception as error:
+            if is_lack_of_memory(error):
+                raise
+            return f"{name} fails on a four-dimensional mask ({error})"
+        expected, wrong = last_logits([*ids[:3], ids[4]], steps[:, :4]), last_logits(ids, steps)
+        if logits_match(target.base, actual, expected, wrong):
+            return None
     return f"{name} does not keep to a four-dimensional mask"
 
 
@@ -151,19 +143,19 @@ def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
 @torch.inference_mode()
 def _try_batch(target: Any, padded: bool) -> str | None:
     name = type(target.base).__name__
-    size = target.vocab_size
-    long, short = ([token % size for token in text] for text in (_LONG, _SHORT))
-    first = long if padded else long[: len(short)]
-    try:
-        actual = _read_batch(target, [first, short])
-        expected = _read_batch(target, [short])
-        wrong = _read_batch(target, [[*long[: len(long) - len(short)], *short]])
-    except Exception as error:
-        if is_lack_of_memory(error):
-            raise
-        return f"{name} fails on a batch of padded texts ({type(error).__name__}: {error})"
-    if logits_match(target.base, actual, expected, wrong):
-        return None
+    for tokens in probe_tokens(target, _LONG + _SHORT):
+        long, short = tokens[: len(_LONG)], tokens[len(_LONG) :]
+        first = long if padded else long[: len(short)]
+        try:
+            actual = _read_batch(target, [first, short])
+            expected = _read_batch(target, [short])
+            wrong = _read_batch(target, [[*long[: len(long) - len(short)], *short]])
+        except Exception as error:
+            if is_lack_of_memory(error):
+                raise
+            return f"{name} fails on a batch of padded texts ({type(error).__name__}: {error})"
+        if logits_match(target.base, actual, expected, wrong):
+            return None
     what = "padded texts" if padded else "texts that progress at different speeds"
     return f"{name} does not keep to the attention mask of {what}"
 
@@ -184,13 +176,7 @@ def _read_batch(target: Any, texts: list[list[int]]) -> Tensor:
     for drafts in (drafted, []):
         trees = [PrefixTree.from_drafts(4 % target.vocab_size, [drafts]) for _ in texts]
         call = lay_out_rows(target, state, trees)
-        output = target(
-            call.input_ids,
-            state.cache,
-            attention_mask=call.attention_mask,
-            windowed_mask=call.windowed_mask,
-            position_ids=call.position_ids,
-        )
+        output = call.run(target, state.cache)
         kept = counts if drafts else [1] * len(texts)
         width = call.input_ids.shape[1]
         state.keep_rows(state.cache, list(range(len(texts))), kept, width, repeats=False)

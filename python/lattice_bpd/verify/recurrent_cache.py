@@ -34,12 +34,12 @@ from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.greedy import BatchVerification, Verification
 from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory, refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import logits_match, read_tokens
+from lattice_bpd.verify.rounding import logits_match, probe_tokens, read_tokens
 
 StateKey = tuple[int, int]  # layer, number of the state in that layer
 States = dict[StateKey, tuple[Tensor | None, Tensor | None]]  # convolution and recurrent states
 Follow = Callable[..., list[tuple[list[int], list[int], int]]]  # see `follow_greedy`
-_PROMPT, _NEXT = (1, 2, 3, 5, 4, 6, 7, 3, 9, 8, 2, 5), (6, 3, 7)
+_TOKENS, _PROMPT = (1, 2, 3, 5, 4, 6, 7, 3, 9, 8, 2, 5, 6, 3, 7), 12  # ids; the first are a prompt
 _WITHOUT_STATE = ("moe", "mlp")  # layers whose state in transformers stays empty
 _PROBING = threading.Lock()
 
@@ -63,13 +63,13 @@ class Mixers:
 
     Args:
         states: the states that each of them updates.
+
+    Attributes:
         one_by_one: whether they must read one token at a time.
     """
 
-    def __init__(
-        self, states: dict[nn.Module, list[StateKey]], *, one_by_one: bool = False
-    ) -> None:
-        self.states, self.one_by_one = states, one_by_one
+    def __init__(self, states: dict[nn.Module, list[StateKey]]) -> None:
+        self.states, self.one_by_one = states, False
         self._lock = threading.Lock()  # held while forwards are replaced
 
     @contextmanager
@@ -274,36 +274,38 @@ def find_mixers(target: Any) -> Mixers:
 @torch.inference_mode()
 def _find_mixers(target: Any) -> Mixers:
     name = type(target.base).__name__
-    mixers = Mixers(_record_mixers(target), one_by_one=True)
+    mixers = Mixers(_record_mixers(target))
     refusal = f"decode: {name} keeps a recurrent state that cannot be rolled back"
     advice = "use the model's own generate, or another target"
     if not mixers.states:
         raise ValueError(f"{refusal}: no module of it updates the states of its cache; {advice}")
-    expected, cold = _read_singly(target, empty=False), _read_singly(target, empty=True)
-    singly = _read_segments(target, mixers)
-    mixers.one_by_one = False
-    segments = _read_segments(target, mixers)
-    if segments is not None and logits_match(target.base, segments, expected, cold):
-        # Where rounding is coarse, a mixer that forgets its state may match as well.
-        noise = 0.0 if singly is None else float((singly - expected).norm())
-        noise += torch.finfo(target.dtype).eps * float(expected.norm())
-        if singly is None or float((segments - expected).norm()) <= 4.0 * noise:
+    for tokens in probe_tokens(target, _TOKENS):
+        expected, cold = (_read_singly(target, tokens, empty=empty) for empty in (False, True))
+        mixers.one_by_one = True
+        singly = _read_segments(target, mixers, tokens)
+        mixers.one_by_one = False
+        segments = _read_segments(target, mixers, tokens)
+        if segments is not None and logits_match(target.base, segments, expected, cold):
+            # Where rounding is coarse, a mixer that forgets its state may match as well.
+            noise = 0.0 if singly is None else float((singly - expected).norm())
+            noise += torch.finfo(target.dtype).eps * float(expected.norm())
+            if singly is None or float((segments - expected).norm()) <= 4.0 * noise:
+                return mixers
+        mixers.one_by_one = True
+        if singly is not None and logits_match(target.base, singly, expected, cold):
             return mixers
-    mixers.one_by_one = True
-    if singly is not None and logits_match(target.base, singly, expected, cold):
-        return mixers
     raise ValueError(
         f"{refusal}: several tokens read in one call give other logits than one after another; "
         f"{advice}"
     )
 
 
-def _read_segments(target: Any, mixers: Mixers) -> Tensor | None:
-    """(T, V) logits of a few tokens read in one call; None where that fails."""
-    cache = _read_prompt(target)
+def _read_segments(target: Any, mixers: Mixers, tokens: list[int]) -> Tensor | None:
+    """(T, V) logits of the tokens after the prompt, read in one call; None where that fails."""
+    cache = _read_prompt(target, tokens)
     try:
-        with mixers.split(cache, 1, len(_NEXT)) as snapshot:
-            logits = read_tokens(target, _NEXT, cache, len(_PROMPT))
+        with mixers.split(cache, 1, len(tokens) - _PROMPT) as snapshot:
+            logits = read_tokens(target, tokens[_PROMPT:], cache, _PROMPT)
     except Exception as error:  # of any kind
         if is_lack_of_memory(error):
             raise
@@ -312,16 +314,15 @@ def _read_segments(target: Any, mixers: Mixers) -> Tensor | None:
     return logits if complete else None
 
 
-def _read_singly(target: Any, *, empty: bool) -> Tensor:
-    """(T, V) logits of a few tokens that are read one at a time, as in `generate`."""
-    cache = _read_prompt(target)
+def _read_singly(target: Any, tokens: list[int], *, empty: bool) -> Tensor:
+    """(T, V) logits of the tokens after the prompt, read one at a time, as in `generate`."""
+    cache = _read_prompt(target, tokens)
     if empty:  # as if the mixers had read nothing: how much do their states matter?
         for layer in cache.layers:
             if isinstance(layer, LinearAttentionLayer):
                 _empty(layer)
     rows = [
-        read_tokens(target, [token], cache, len(_PROMPT) + index)
-        for index, token in enumerate(_NEXT)
+        read_tokens(target, [tokens[index]], cache, index) for index in range(_PROMPT, len(tokens))
     ]
     return torch.cat(rows)
 
@@ -334,9 +335,9 @@ def _empty(layer: Any) -> None:
             state.zero_()
 
 
-def _read_prompt(target: Any) -> Any:
+def _read_prompt(target: Any, tokens: list[int]) -> Any:
     cache = target.new_cache()
-    read_tokens(target, _PROMPT, cache, 0)
+    read_tokens(target, tokens[:_PROMPT], cache, 0)
     return cache
 
 
@@ -368,7 +369,7 @@ def _record_mixers(target: Any) -> dict[nn.Module, list[StateKey]]:
         handles.append(module.register_forward_pre_hook(in_this_thread(enter)))
         handles.append(module.register_forward_hook(in_this_thread(leave)))
     try:
-        read_tokens(target, _PROMPT, cache, 0)
+        read_tokens(target, next(probe_tokens(target, _TOKENS))[:_PROMPT], cache, 0)
     finally:
         for handle in handles:
             handle.remove()

@@ -15,7 +15,7 @@ The bound depends on dtype and size of the model only, never on a measured diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from torch import Tensor
 from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.lm_call import build_inputs
 
-FORMULA = "4 sqrt(2 layers + 1) (eps + sqrt(terms) eps32) scale, scale = largest |logit| there"
 _EPS32 = float(torch.finfo(torch.float32).eps)
 
 
@@ -63,12 +62,40 @@ def logits_match(base: Any, actual: Tensor, expected: Tensor, wrong: Tensor) -> 
     )
 
 
+def probe_tokens(target: Any, tokens: Sequence[int]) -> Iterator[list[int]]:
+    """Token ids to compare two ways to read; more of them where one text may mismatch by rounding.
+
+    In a 16-bit type the logits of one token in thirty differ by more than a fifth of their distance
+    to those of a wrong context (SmolLM2 in bfloat16 by oneDNN), so that a probe tries other tokens
+    before it refuses a model. A model that reads something else mismatches with all of them.
+
+    Args:
+        target: see `lattice_bpd.verify.target.build_target`.
+        tokens: the first ids, small, so that every vocabulary has them.
+    """
+    size = int(target.vocab_size)
+    yield [token % size for token in tokens]
+    for shift in range(3 if torch.finfo(target.dtype).bits < 32 else 0):
+        yield [(token * max(size // 16, 1) + 17 * shift) % size for token in tokens]
+
+
 def read_tokens(target: Any, tokens: Sequence[int], cache: Any, start: int) -> Tensor:
     """(T, V) float32 logits of the tokens from position `start` on, by the model's own forward."""
-    ids = torch.tensor([list(tokens)], device=target.device) % int(target.vocab_size)
+    ids = torch.tensor([list(tokens)], device=target.device)
     positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
     inputs = build_inputs(
         target.base, ids, cache, positions, takes_positions=target.takes_positions
     )
     output = call_forward(target.base, target.embedding, inputs, needs_hidden=False)
     return output.logits[0].float()
+
+
+def read_parts(
+    target: Any, prompt: Sequence[int], parts: Sequence[Sequence[int]], start: int = 0
+) -> Tensor:
+    """(N, V) logits of the tokens after the prompt, which is read in one call, as each part is."""
+    cache, logits = target.new_cache(), []
+    for part in (prompt, *parts):
+        logits.append(read_tokens(target, part, cache, start))
+        start += len(part)
+    return torch.cat(logits[1:])

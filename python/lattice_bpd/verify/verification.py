@@ -45,7 +45,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, verify_chain
 
 if TYPE_CHECKING:
-    from lattice_bpd.verify.target import TargetModel
+    from lattice_bpd.verify.target import TargetModel, TargetOutput
 
 LAYOUTS = ("auto", "tree", "rows")
 
@@ -69,6 +69,13 @@ class Call(NamedTuple):
     windowed_mask: Tensor | None
     sequences: list[int] | None
     indices: list[npt.NDArray[np.int64]] | None
+
+    def run(self, target: TargetModel, cache: Any) -> TargetOutput:
+        """The target's output over a cache."""
+        return target(
+            self.input_ids, cache, attention_mask=self.attention_mask,
+            windowed_mask=self.windowed_mask, position_ids=self.position_ids,
+        )  # fmt: skip
 
 
 def verify_trees(
@@ -111,13 +118,7 @@ def verify_trees(
         if call.sequences is not None:
             cache = state.repeated(call.sequences, size)
         start = time.perf_counter()
-        output = target(
-            call.input_ids,
-            cache,
-            attention_mask=call.attention_mask,
-            windowed_mask=call.windowed_mask,
-            position_ids=call.position_ids,
-        )
+        output = call.run(target, cache)
     except (RuntimeError, MemoryError) as error:
         refuse_call(error, call.input_ids.shape, len(trees), layout)
     seconds = time.perf_counter() - start

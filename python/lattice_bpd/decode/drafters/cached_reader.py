@@ -136,13 +136,7 @@ class CachedReader:
         """
         trees = [PrefixTree.from_drafts(tokens[0], [tokens[1:]]) for tokens in new]
         call = lay_out_rows(self.model, cache, trees)
-        output = self.model(
-            call.input_ids,
-            cache.cache,
-            attention_mask=call.attention_mask,
-            windowed_mask=call.windowed_mask,
-            position_ids=call.position_ids,
-        )
+        output = call.run(self.model, cache.cache)
         counts = [len(tokens) for tokens in new]
         size = call.input_ids.shape[1]
         cache.keep_rows(cache.cache, list(range(len(new))), counts, size, repeats=False)
