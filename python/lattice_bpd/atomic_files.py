@@ -74,7 +74,8 @@ def replacing_durably(path: Path) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         temporary = folder / target.name
         yield temporary
-        flush_to_disk(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())  # the rename is not to reach the disk before the file
         temporary.replace(target)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
@@ -128,15 +129,6 @@ def is_special(path: Path) -> bool:
             return True
         path = path.parent / path.readlink()
     return False
-
-
-def flush_to_disk(path: Path) -> None:
-    """Flushes a file or folder, so that a later rename cannot reach the disk before it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def check_header(value: Any, name: str, version: int) -> dict[str, Any]:

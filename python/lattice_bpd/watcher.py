@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
 
-
-class Watcher(Protocol):
-    """Receives the progress of an operation."""
+class Watcher:
+    """Receives the progress of an operation; this one ignores it."""
 
     def begin(self, stage: str, total: int | None = None) -> None:
         """Starts a stage, such as "text" or "training", of `total` steps (None: unknown)."""
@@ -16,16 +14,3 @@ class Watcher(Protocol):
 
     def end(self) -> None:
         """Ends the stage."""
-
-
-class SilentWatcher:
-    """Ignores all progress."""
-
-    def begin(self, stage: str, total: int | None = None) -> None:
-        """See Watcher."""
-
-    def advance(self, total: int | None = None, note: str = "", share: float | None = None) -> None:
-        """See Watcher."""
-
-    def end(self) -> None:
-        """See Watcher."""

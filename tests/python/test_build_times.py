@@ -19,7 +19,7 @@ from lattice_bpd.build.report import make_plan
 from lattice_bpd.train.responses.collect import collect_responses
 from lattice_bpd.train.responses.prompts import Chat
 from lattice_bpd.train.responses.store import ResponseStore
-from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd.watcher import Watcher
 from target_models import VOCAB
 
 NEW = 48
@@ -55,7 +55,7 @@ class Machine:
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
 
-class Recorder(SilentWatcher):
+class Recorder(Watcher):
     """Time and the share of it that is over, at each step."""
 
     def __init__(self, machine: Machine) -> None:
@@ -107,7 +107,7 @@ def test_the_expected_time_of_a_build(
     job.__dict__["chats"] = make_chats(count)
     expected = make_plan(machine.model, tokenizer, job.chats, job).seconds
     start = machine.now
-    result = build_drafter(machine.model, tokenizer, job, SilentWatcher())
+    result = build_drafter(machine.model, tokenizer, job, Watcher())
     seconds = machine.now - start
     assert sum(expected.values()) == pytest.approx(seconds, rel=0.25)
     assert result.seconds["live decoding"] < 0.35 * seconds or result.live.prompts == 5

@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import (
 from lattice_bpd import _core
 from lattice_bpd.lattice import logits as device_module
 from lattice_bpd.lattice.logits import (
-    _top_k_on_device,
     copy_to_device,
     copy_to_host,
     pack_top_k,
     select_top_k,
+    top_k_on_device,
 )
 
 INF = float("inf")
@@ -55,7 +55,7 @@ def test_core_and_device_path_sort(seed: int, rng: np.random.Generator) -> None:
     top_k = int(rng.integers(1, logits.shape[1] + 1))
     expected = sort_rows(logits, top_k)
     check(_core.select_top_k(logits, "float32", top_k, False), expected)
-    check(_top_k_on_device(torch.from_numpy(logits), top_k, False), expected)
+    check(top_k_on_device(torch.from_numpy(logits), top_k, False), expected)
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
@@ -66,7 +66,7 @@ def test_half_precision(seed: int, rng: np.random.Generator, kind: str) -> None:
     expected = sort_rows(tensor.float().numpy(), top_k)
     selected = select_top_k(tensor, top_k, log_softmax=False, where="test")
     check((selected.token_ids[0], selected.scores[0]), expected)
-    check(_top_k_on_device(tensor, top_k, False), expected)
+    check(top_k_on_device(tensor, top_k, False), expected)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -78,7 +78,7 @@ def test_log_softmax(seed: int, rng: np.random.Generator) -> None:
     total = np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
     for selected in (
         _core.select_top_k(logits, "float32", top_k, True),
-        _top_k_on_device(torch.from_numpy(logits), top_k, True),
+        top_k_on_device(torch.from_numpy(logits), top_k, True),
     ):
         np.testing.assert_array_equal(selected[0], token_ids)
         np.testing.assert_allclose(selected[1], scores - total, rtol=1e-5, atol=1e-5)
@@ -93,7 +93,7 @@ def test_nan_and_infinity_are_refused(bad: float, token: int, top_k: int) -> Non
     with pytest.raises(ValueError, match=rf"row 1, token {token}"):
         _core.select_top_k(logits, "float32", top_k, False)
     with pytest.raises(ValueError, match=r"NaN or \+inf"):
-        _top_k_on_device(torch.from_numpy(logits), top_k, False)
+        top_k_on_device(torch.from_numpy(logits), top_k, False)
 
 
 class FakeStream:

@@ -27,7 +27,7 @@ from lattice_bpd.train.vocabulary_heads import (
     most_frequent,
     train_vocabulary_heads,
 )
-from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd.watcher import Watcher
 from target_models import VOCAB, build_target, plain_generate
 
 IDS = [3, 50, 7, 21, 9, 60, 33]
@@ -268,7 +268,7 @@ def test_the_gradient_is_that_of_autograd() -> None:
     assert bool((gradients[~known] == 0).all())
 
 
-class Interrupted(SilentWatcher):
+class Interrupted(Watcher):
     """Counts steps; Ctrl-C after one of them."""
 
     def __init__(self, after: int = -1) -> None:

@@ -16,7 +16,7 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header
 from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError, ask_all
 from lattice_bpd.token_ids import count_shared
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 
 Prompt = str | list[dict[str, Any]]
 
@@ -107,7 +107,7 @@ def collect_answers(
     Raises:
         ServerError: no answer, or a refusal.
     """
-    watcher, model = watcher or SilentWatcher(), server.model
+    watcher, model = watcher or Watcher(), server.model
 
     def ask(prompt: Prompt) -> Completion:
         return server.complete(prompt, max_tokens, logprobs=logprobs)

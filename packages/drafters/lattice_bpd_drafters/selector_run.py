@@ -15,7 +15,7 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import has_heads, head_names, load_heads
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.corpus import Corpus
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.block_training import piece_length
 from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads
@@ -225,7 +225,7 @@ def _validation(trainer: SelectorTrainer) -> Callable[[], dict[str, Any]] | None
     """Scores for the loss log."""
     if not trainer.pieces.validation:
         return None
-    return lambda: trainer.validate(SilentWatcher()).for_log()
+    return lambda: trainer.validate(Watcher()).for_log()
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def train_selector(
         TypeError: heads of another kind.
         ValueError: texts or options out of range, or a loss that is not finite.
     """
-    options, watcher = options or SelectorOptions(), watcher or SilentWatcher()
+    options, watcher = options or SelectorOptions(), watcher or Watcher()
     losses: list[float] = []
     with SelectorTrainer(target, heads, texts, options) as trainer:
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.extensions import require
+from lattice_bpd.watcher import Watcher
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +43,7 @@ def quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-class ConsoleWatcher:
+class ConsoleWatcher(Watcher):
     """Displays stages one after another; see `lattice_bpd.watcher.Watcher`.
 
     Args:
@@ -143,12 +143,7 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stopped.set()
         self._thread.join()
 
@@ -168,17 +163,12 @@ class Heartbeat:
 
 def describe_memory() -> str:
     """The resident memory of this process, such as "1.2 GB of memory"."""
-    return f"{memory_in_use() / 1e9:.1f} GB of memory"
-
-
-def memory_in_use() -> int:
-    """Resident memory of this process in bytes; 0 if unknown."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
-        return 0
+        status = ""  # unknown: 0
     sizes = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
-    return int(sizes[0]) * 1024 if sizes else 0
+    return f"{sum(map(int, sizes)) * 1024 / 1e9:.1f} GB of memory"
 
 
 @contextmanager

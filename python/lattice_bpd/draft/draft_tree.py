@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lattice_bpd.draft.drafts import have_same_contents
+from lattice_bpd.draft.drafts import BatchResult
 
 
 @dataclass(frozen=True, eq=False)
-class DraftTree:
+class DraftTree(BatchResult):
     """The N most probable prefixes of each lattice of a batch, as trees.
 
     A path w has probability P(w) = exp(score(w)) / Z, where Z sums over all paths of the lattice;
@@ -46,16 +46,6 @@ class DraftTree:
     leaf_paths: Any
 
     PAD_TOKEN = -1
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the arrays of both have the same contents, on any device."""
-        if type(other) is not type(self):
-            return NotImplemented
-        return have_same_contents(self, other)
-
-    def __len__(self) -> int:
-        """B, the number of lattices."""
-        return len(self.counts)
 
     def __repr__(self) -> str:
         """Shape, and the tree of the first lattice, a line for each of its best leaves."""

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from lattice_bpd.draft.search import Search
 
 
-def have_same_contents(first: Any, second: Any) -> bool:
-    """Whether all fields of two dataclasses of one type are equal.
-
-    Arrays are equal if shapes, element types and elements are, in numpy or torch on any device.
-    """
-    return all(
-        _is_equal(getattr(first, field.name), getattr(second, field.name))
-        for field in fields(first)
-    )
-
-
 def _is_equal(first: Any, second: Any) -> bool:
     if not hasattr(first, "shape"):
         return bool(first == second)
@@ -36,8 +25,27 @@ def _on_host(array: Any) -> Any:
     return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
 
 
+class BatchResult:
+    """Arrays for B lattices, as a dataclass; `==` compares contents."""
+
+    counts: Any
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all arrays have the same shapes, element types and elements, on any device."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(
+            _is_equal(getattr(self, field.name), getattr(other, field.name))
+            for field in fields(self)  # type: ignore[arg-type]
+        )
+
+    def __len__(self) -> int:
+        """B, the number of lattices."""
+        return len(self.counts)
+
+
 @dataclass(frozen=True, eq=False)
-class Drafts:
+class Drafts(BatchResult):
     """The best drafts of each lattice of a batch, best first.
 
     Arrays are numpy arrays for numpy logits, and torch tensors on the logits' device for torch
@@ -108,16 +116,6 @@ class Drafts:
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles hold the arrays, but not the search and its LM."""
         return {name: value for name, value in vars(self).items() if name != "_search"}
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the arrays of both have the same contents, on any device."""
-        if type(other) is not type(self):
-            return NotImplemented
-        return have_same_contents(self, other)
-
-    def __len__(self) -> int:
-        """B, the number of lattices."""
-        return len(self.counts)
 
     def __repr__(self) -> str:
         """Shape, and the best draft of the first lattice."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lattice_bpd.arguments import check_number
 from lattice_bpd.draft.config import TREE_NODES, DraftConfig
-from lattice_bpd.draft.drafts import have_same_contents
+from lattice_bpd.draft.drafts import BatchResult
 from lattice_bpd.draft.search import check_search
 from lattice_bpd.lm.ngram import NGramLM
 
@@ -19,7 +19,7 @@ _KEYS = 1 << 64
 
 
 @dataclass(frozen=True, eq=False)
-class SampledTree:
+class SampledTree(BatchResult):
     """A tree for each lattice of a batch, with siblings sampled without replacement.
 
     Nodes are in the order in which they were sampled, parents before their children. Arrays are
@@ -48,16 +48,6 @@ class SampledTree:
     slot_token_ids: npt.NDArray[np.int32]
     child_probs: npt.NDArray[np.float64]
     is_sampled: bool = True
-
-    def __eq__(self, other: object) -> bool:
-        """Whether the arrays of both have the same contents, on any device."""
-        if type(other) is not type(self):
-            return NotImplemented
-        return have_same_contents(self, other)
-
-    def __len__(self) -> int:
-        """B, the number of lattices."""
-        return len(self.counts)
 
     def sampled_from(
         self, row: int, node: int

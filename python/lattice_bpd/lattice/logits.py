@@ -82,14 +82,16 @@ def top_k_on_device(
         log_softmax: Scores are log probabilities over the vocabulary, else raw logits.
 
     Returns:
-        token_ids (rows, k) int32 and scores (rows, k) float32, sorted by descending score, ties by
+        token_ids (.., k) int32 and scores (.., k) float32, sorted by descending score, ties by
         ascending token id; on the host.
 
     Raises:
         ValueError: NaN or +inf; the message names row and token.
     """
     packed = pack_top_k(logits.detach().reshape(-1, logits.shape[-1]), top_k, log_softmax)
-    return unpack_top_k(copy_to_host(packed), top_k)
+    shape = (*logits.shape[:-1], top_k)
+    token_ids, scores = unpack_top_k(copy_to_host(packed), top_k)
+    return token_ids.reshape(shape), scores.reshape(shape)
 
 
 def pack_top_k(rows: torch.Tensor, top_k: int, log_softmax: bool) -> torch.Tensor:
@@ -304,7 +306,7 @@ def select_top_k(
     float_type = _element_type(head_logits, where, is_torch)
     try:
         if is_torch and head_logits.device.type != "cpu":
-            token_ids, scores = _top_k_on_device(head_logits, top_k, log_softmax)
+            token_ids, scores = top_k_on_device(head_logits, top_k, log_softmax)
         else:
             array = _host_array(head_logits, float_type) if is_torch else head_logits
             token_ids, scores = _core.select_top_k(array, float_type, top_k, log_softmax, threads)
@@ -358,11 +360,3 @@ def _host_array(tensor: torch.Tensor, float_type: str) -> npt.NDArray[Any]:
     if float_type == "bfloat16":
         tensor = tensor.view(sys.modules["torch"].int16)
     return tensor.numpy()
-
-
-def _top_k_on_device(
-    logits: torch.Tensor, top_k: int, log_softmax: bool
-) -> tuple[Int32Array, Float32Array]:
-    token_ids, scores = top_k_on_device(logits, top_k, log_softmax)
-    shape = (*logits.shape[:-1], top_k)
-    return token_ids.reshape(shape), scores.reshape(shape)

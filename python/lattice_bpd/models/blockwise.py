@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from lattice_bpd.models.checkpoint import load_checkpoint, save_checkpoint
+from lattice_bpd.models.checkpoint import load_heads, load_target, save_checkpoint
 from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.head_files import warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
@@ -234,9 +234,8 @@ class BlockwiseLM(nn.Module):
         Raises:
             FormatError: a file is missing, cut, altered or of another format version.
         """
-        heads_path = None if heads_directory is None else Path(heads_directory)
-        base, heads = load_checkpoint(Path(directory), heads_path, **options)
-        model = cls(base, heads=heads)
+        heads = load_heads(directory if heads_directory is None else heads_directory)
+        model = cls(load_target(Path(directory), **options), heads=heads)
         model.eval()
         return model
 

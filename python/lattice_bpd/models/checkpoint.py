@@ -129,23 +129,6 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
     _save_heads(heads, directory, base)
 
 
-def load_checkpoint(
-    directory: Path, heads_directory: Path | None = None, **options: Any
-) -> tuple[PreTrainedModel, Any]:
-    """Target and heads.
-
-    Args:
-        directory: of the target.
-        heads_directory: of the heads; None: `directory`.
-        options: passed to `transformers`.
-
-    Raises:
-        FormatError: a file is missing, cut, altered or of another format version.
-    """
-    heads = load_heads(heads_directory or directory)
-    return load_target(directory, **options), heads
-
-
 def load_heads(directory: str | Path) -> Any:
     """The heads in a folder, of any kind, on the CPU: for `heads=` of everything that decodes.
 

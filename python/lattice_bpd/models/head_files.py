@@ -110,17 +110,6 @@ class TargetSample:
         return [name for name, is_other in zip(names, differs, strict=True) if is_other]
 
 
-def sample_entry(heads: Any, target: nn.Module | None) -> dict[str, Any]:
-    """What to add to the JSON file of heads: `trained_on`, or nothing if their target is unknown.
-
-    Args:
-        heads: BlockwiseHeads or other SavedHeads.
-        target: that they were trained on; None: the one whose sample they have.
-    """
-    sample = heads.trained_on if target is None else TargetSample.of(target)
-    return {} if sample is None else {"trained_on": sample.to_json()}
-
-
 def warn_of_other_target(heads: Any, target: nn.Module, where: str) -> None:
     """Warn once if heads have the sample of a target (`trained_on`) with other weights than this.
 
@@ -337,7 +326,9 @@ class SavedHeads(nn.Module):
             OSError: the directory cannot be written.
         """
         sizes = {name: getattr(self, name) for name in (*self.files.minima, *self.files.defaults)}
-        self.files.write(Path(directory), sizes | sample_entry(self, target), self)
+        sample = self.trained_on if target is None else TargetSample.of(target)
+        trained_on = {} if sample is None else {"trained_on": sample.to_json()}
+        self.files.write(Path(directory), sizes | trained_on, self)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> Self:

@@ -18,7 +18,7 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.responses.collect import Exchange
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 
 _TOKENS = 4096  # tokens of a call, padding included
 
@@ -112,7 +112,7 @@ class StateFile:
         Raises:
             OSError: see `add`.
         """
-        watcher = watcher or SilentWatcher()
+        watcher = watcher or Watcher()
         keys = [_key(one.prompt, one.response) for one in exchanges]
         missing = [one for one, key in zip(exchanges, keys, strict=True) if key not in self._starts]
         watcher.begin("states", len(missing))

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header, replacing_durably
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 
 _FORMAT, _VERSION = "lattice_bpd.checkpoint", 1
 
@@ -125,7 +125,7 @@ class Trainer:
             FormatError: a damaged checkpoint, or that of another model.
             OSError: a checkpoint that cannot be written; the one before is kept.
         """
-        report, watcher, stopped = self.report, watcher or SilentWatcher(), False
+        report, watcher, stopped = self.report, watcher or Watcher(), False
         if checkpoint is not None and checkpoint.is_file():
             self.load(checkpoint)
         watcher.begin(stage, report.steps - report.step)

@@ -208,13 +208,10 @@ class StackedCache(Cache):
         self.stack.keys = self.keys.index_select(1, index)
         self.stack.values = self.values.index_select(1, index)
 
-    def new_buffers(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
-        """Uninitialized buffers for keys and values of so many rows and positions."""
-        return _new_empty(self.keys, capacity, rows), _new_empty(self.values, capacity, rows)
-
     def empty(self, rows: int, capacity: int) -> StackedCache:
         """A cache of this width over new buffers."""
-        return StackedCache(*self.new_buffers(rows, capacity), self.width)
+        keys, values = (_new_empty(part, capacity, rows) for part in (self.keys, self.values))
+        return StackedCache(keys, values, self.width)
 
     def over(self, keys: Tensor, values: Tensor, sequences: Sequence[int]) -> StackedCache:
         """A cache of this width over other buffers, whose row r repeats sequences[r]."""

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from blockwise_models import VOCAB, looping_text
-from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd.watcher import Watcher
 from lattice_bpd_drafters.block_run import BlockJob, run_block_job
 from lattice_bpd_drafters.selector_run import SelectorJob, run_selector_job
 from lattice_bpd_kim2024.heads.job import HeadJob
@@ -107,7 +107,7 @@ def checkpoint_step(folder: Path) -> int:
     return int(torch.load(folder / "training" / "checkpoint")["report"]["step"])
 
 
-class Watching(SilentWatcher):
+class Watching(Watcher):
     """Calls a function after each step."""
 
     def __init__(self, on_step: Callable[[int], None]) -> None:

@@ -25,7 +25,7 @@ from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.decode import DecodeResult, DecodeStats
-from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.demo import library_text as corpora
 from lattice_bpd_kim2024.demo import recipe as recipes
 from lattice_bpd_kim2024.demo.library_text import draw_passages, draw_prompts, read_library_sources
@@ -241,7 +241,7 @@ def folder(pieces, tmp_path_factory):
     """A tiny demo model in bfloat16."""
     path = tmp_path_factory.mktemp("demo") / "model"
     corpus = read_library_sources(pieces, max_files=TINY.max_files)
-    demo, _ = train_demo_model(path, TINY, corpus, SilentWatcher())
+    demo, _ = train_demo_model(path, TINY, corpus, Watcher())
     demo.model.to(torch.bfloat16).save_pretrained(path)
     return path
 

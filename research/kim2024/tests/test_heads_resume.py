@@ -30,7 +30,7 @@ from heads_training import (
 from blockwise_models import VOCAB, looping_text
 from lattice_bpd import FormatError
 from lattice_bpd.train import trainer
-from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads import text_run
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
@@ -96,7 +96,7 @@ def test_a_signal_stops_behind_a_checkpoint_of_its_step(number, expected, tmp_pa
     assert_same_result(tmp_path / "out", tmp_path / "whole")
 
 
-class StopAt(SilentWatcher):
+class StopAt(Watcher):
     """Raises in a stage, as an error or a crash would."""
 
     def __init__(self, stage: str, count: int) -> None:
@@ -152,7 +152,7 @@ def test_resuming_on_another_base_is_refused(tmp_path):
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     job = make_job(tmp_path, "frozen")
 
-    class Second(SilentWatcher):
+    class Second(Watcher):
         def advance(self, *_: Any, **__: Any) -> None:
             for other in (job, dataclasses.replace(job, restart=True)):
                 with pytest.raises(BlockingIOError, match="another process works here"):

@@ -25,7 +25,7 @@ from lattice_bpd.cli import main
 from lattice_bpd.cli.files import load_causal_lm
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.watcher import SilentWatcher
+from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.demo import library_text as corpora
 from lattice_bpd_kim2024.demo import quick
 from lattice_bpd_kim2024.demo import recipe as recipes
@@ -279,7 +279,7 @@ def test_replay_quick_evaluation_end_to_end(tmp_path, monkeypatch):
         sequence_length=64, prompt_length=16, max_new_tokens=12, batch_size=4, order=3,
         min_counts=(1, 1, 1), alphas=(0.2,), temperatures=(1.0,),
     )  # fmt: skip
-    demo, _ = train_demo_model(tmp_path / "model", tiny, corpus, SilentWatcher())
+    demo, _ = train_demo_model(tmp_path / "model", tiny, corpus, Watcher())
     rescorer = build_rescorer("tiny", 300, hidden_size=8, num_layers=1, max_positions=64)
     rescorer.save_pretrained(tmp_path / "model" / "rescorer")
     arguments = [

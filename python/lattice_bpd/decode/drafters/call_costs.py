@@ -82,14 +82,6 @@ class CallCosts:
             rates = shares * np.maximum(_RATE, 1.0 / (counts + _PRIOR_COUNT))
             self._relative *= 1.0 + rates * (ratio - 1.0)
 
-    def measured(self) -> dict[int, float]:
-        """Seconds by the sizes that were measured, relative times at the present speed."""
-        return {
-            size: self._speed * float(relative)
-            for size, count, relative in zip(SIZES, self._counts, self._relative, strict=True)
-            if count >= 1.0
-        }
-
     def times(self, max_size: int) -> npt.NDArray[np.float64]:
         """(max_size + 1,) float64, the expected seconds of steps of 0 .. max_size draft tokens."""
         relative = np.maximum.accumulate(self._relative)
@@ -105,10 +97,6 @@ class ModelCosts:
 
     def __init__(self) -> None:
         self._of_batches: dict[int, CallCosts] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A new one."""
-        return type(self), ()
 
     def of(self, batch: int) -> CallCosts:
         """Those of steps with so many sequences."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
 from lattice_bpd.decode.drafters.p_best import search_lists
 from lattice_bpd.decode.drafters.target_noise import draft_keys, sampling_temperature
-from lattice_bpd.decode.drafters.tree import LatticeTreeDrafter
+from lattice_bpd.decode.drafters.tree import LatticeTreeDrafter, row_tree
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.sampled_tree import SampledTree, sample_tree
+from lattice_bpd.draft.sampled_tree import sample_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
@@ -90,16 +88,4 @@ class SampledTreeDrafter(LatticeTreeDrafter):
                 candidates.at_temperature(temperature), contexts, self.lm, seed=draft_keys(states),
                 max_nodes=self.max_nodes, alpha=self.config.alpha / temperature,
             )  # fmt: skip
-            return [_row_tree(batch, row, state) for row, state in enumerate(states)]
-
-
-def _row_tree(batch: SampledTree, row: int, state: DecodeState) -> PrefixTree:
-    """A row as a tree of at most the allowed depth; children keep their distributions."""
-    count, limit = int(batch.counts[row]), state.max_draft_length
-    tree = PrefixTree.from_nodes(
-        state.tokens[-1], batch.token_ids[row, :count], batch.parents[row, :count], limit,
-        batch.log_probs[row, :count],
-    )  # fmt: skip
-    nodes = [-1, *np.flatnonzero(batch.depths[row, :count] < limit).tolist()]
-    tree.sampled_from = lambda node: batch.sampled_from(row, nodes[node])
-    return tree
+            return [row_tree(batch, row, state) for row, state in enumerate(states)]

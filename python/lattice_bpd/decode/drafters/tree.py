@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring, search_allowed
 from lattice_bpd.decode.drafters.target_noise import (
@@ -18,7 +20,7 @@ from lattice_bpd.decode.drafters.target_noise import (
 )
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.draft.config import DraftConfig, check_used
-from lattice_bpd.draft.sampled_tree import SharedNoise, sample_tree
+from lattice_bpd.draft.sampled_tree import SampledTree, SharedNoise, sample_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.search import search_trees
@@ -111,15 +113,19 @@ class TreeDrafter(LatticeTreeDrafter):
             max_nodes=self.max_nodes,
             alpha=self.config.alpha / temperature,
         )
-        trees = [
-            PrefixTree.from_nodes(
-                state.tokens[-1],
-                batch.token_ids[row, : batch.counts[row]],
-                batch.parents[row, : batch.counts[row]],
-                state.max_draft_length,
-                batch.log_probs[row, : batch.counts[row]],
-            )
-            for row, state in enumerate(states)
-        ]
+        trees = [row_tree(batch, row, state) for row, state in enumerate(states)]
         states[0].stats.lap("rescore", start)
         return trees
+
+
+def row_tree(batch: SampledTree, row: int, state: DecodeState) -> PrefixTree:
+    """A row as a tree of at most the allowed depth; sampled children keep their distributions."""
+    count, limit = int(batch.counts[row]), state.max_draft_length
+    tree = PrefixTree.from_nodes(
+        state.tokens[-1], batch.token_ids[row, :count], batch.parents[row, :count], limit,
+        batch.log_probs[row, :count],
+    )  # fmt: skip
+    if batch.is_sampled:
+        nodes = [-1, *np.flatnonzero(batch.depths[row, :count] < limit).tolist()]
+        tree.sampled_from = lambda node: batch.sampled_from(row, nodes[node])
+    return tree

@@ -26,7 +26,6 @@ from lattice_bpd.decode.huggingface.text_inputs import (
 from lattice_bpd.decode.loop.arguments import (
     MAX_NEW_TOKENS,
     Options,
-    check_max_new_tokens,
     check_stop_tokens,
     check_weights,
     ending_stream,
@@ -290,7 +289,7 @@ def generate(
         check_weights(model)
         target = DraftingModel(model, heads)
         if max_new_tokens is not None:
-            check_max_new_tokens(max_new_tokens)
+            check_int("decode: max_new_tokens", max_new_tokens, 1)
         if cache is not None and past_key_values is not None:
             raise TypeError("generate: cache and past_key_values are the same; give one of them")
         given_cache = past_key_values if cache is None else cache

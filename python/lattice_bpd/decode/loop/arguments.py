@@ -66,11 +66,6 @@ class Options:
     certificate: bool | str = False
 
 
-def check_max_new_tokens(value: Any) -> int:
-    """The value as an int, 1 or more; see `check_int`."""
-    return check_int("decode: max_new_tokens", value, 1)
-
-
 def check_stop_tokens(value: Collection[int] | int, vocab_size: int) -> frozenset[int]:
     """Stop tokens as a set.
 

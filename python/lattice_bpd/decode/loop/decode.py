@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lattice_bpd.arguments import check_int
 from lattice_bpd.decode.certificate.certificate import (
     Certificate,
     CertificateError,
@@ -19,7 +20,6 @@ from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.loop.arguments import (
     MAX_NEW_TOKENS,
     Options,
-    check_max_new_tokens,
     check_stop_tokens,
     ending_stream,
     is_batch,
@@ -133,7 +133,7 @@ def decode(
         several = is_batch(prompt)
         prompts = prompt if several else [prompt]
         drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
-        limit = check_max_new_tokens(max_new_tokens)
+        limit = check_int("decode: max_new_tokens", max_new_tokens, 1)
         checked = check_prompts(drafting, prompts)
         stops = check_stop_tokens(stop_token_ids, drafting.vocab_size)
         options = Options(

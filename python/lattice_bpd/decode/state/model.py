@@ -64,10 +64,11 @@ class HiddenStateHeads:
 
     Args:
         function: hidden states (B, D) float -> logits (B, H, V) float, or candidates.
+        num_slots: H; None: what the function says, or unknown.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.num_slots: int | None = getattr(function, "num_slots", None)
+    def __init__(self, function: Callable[..., Any], num_slots: int | None = None) -> None:
+        self.num_slots: int | None = getattr(function, "num_slots", num_slots)
         self._function, self._takes_exact_tokens = function, _takes_exact_tokens(function)
 
     def read_states(self, states: Sequence[DecodeState]) -> Any:
@@ -107,9 +108,7 @@ def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
         heads.to(device=target.device, dtype=target.base.dtype)
     if isinstance(heads, VocabularyHeads):
         heads.attach(target.base)
-        candidates = HiddenStateHeads(heads.lattice)
-        candidates.num_slots = heads.num_slots
-        return candidates
+        return HiddenStateHeads(heads.lattice, heads.num_slots)
     if isinstance(heads, BlockwiseHeads):
         embedding: Any = target.embedding
         weight = getattr(embedding, "weight", None)
@@ -121,13 +120,10 @@ def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
                 "output embedding, or decode without heads"
             )
         check_heads(heads, weight)
-
-        def through_embedding(hidden: Tensor) -> Tensor:
-            return project_states(embedding, heads(hidden))
-
-        wrapped = HiddenStateHeads(through_embedding)
-        wrapped.num_slots = heads.num_slots
-        return wrapped
+        networks = heads  # its type is known here
+        return HiddenStateHeads(
+            lambda hidden: project_states(embedding, networks(hidden)), heads.num_slots
+        )
     if not callable(heads):
         is_path = isinstance(heads, (str, Path))
         advice = f"; load them with load_heads({str(heads)!r}) of lattice_bpd.models"
@@ -136,30 +132,6 @@ def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
             f"states (B, D) into logits (B, H, V), or DraftHeads{advice if is_path else ''}"
         )
     return HiddenStateHeads(heads)
-
-
-def check_head_logits(logits: Any, rows: int, vocab_size: int) -> Tensor:
-    """The logits (rows, H, V), V the target's: -inf for ids that the heads lack.
-
-    Raises:
-        TypeError: not a tensor.
-        ValueError: another shape.
-    """
-    if not isinstance(logits, Tensor):
-        raise TypeError(
-            f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
-            "(B, H, V) for hidden states (B, D)"
-        )
-    shape = logits.shape
-    if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
-        raise ValueError(
-            f"decode: heads returned logits of shape {tuple(shape)} for {rows} hidden states; "
-            "expected (B, H, V) with one slot or more"
-        )
-    check_same_ids("decode", "heads", shape[2], vocab_size)
-    if shape[2] < vocab_size:
-        return nn.functional.pad(logits, (0, vocab_size - shape[2]), value=float("-inf"))
-    return logits[..., :vocab_size]
 
 
 def _takes_exact_tokens(function: Any) -> bool:
@@ -279,9 +251,24 @@ class DraftingModel:
         return self.heads
 
     def _check(self, logits: Any, rows: int) -> Tensor:
-        checked = check_head_logits(logits, rows, self.vocab_size)
-        self.num_slots = checked.shape[1]
-        return checked
+        """The logits (rows, H, V), V the target's: -inf for ids that the heads lack."""
+        if not isinstance(logits, Tensor):
+            raise TypeError(
+                f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
+                "(B, H, V) for hidden states (B, D)"
+            )
+        shape = logits.shape
+        if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
+            raise ValueError(
+                f"decode: heads returned logits of shape {tuple(shape)} for {rows} hidden states; "
+                "expected (B, H, V) with one slot or more"
+            )
+        check_same_ids("decode", "heads", shape[2], self.vocab_size)
+        self.num_slots = shape[1]
+        if shape[2] < self.vocab_size:
+            lacking = self.vocab_size - shape[2]
+            return nn.functional.pad(logits, (0, lacking), value=float("-inf"))
+        return logits[..., : self.vocab_size]
 
     def check_token_ids(self, token_ids: Tensor, where: str, vocab_size: int | None = None) -> None:
         """Raise ValueError unless token_ids are integers in 0..V-1, V the target's by default."""

@@ -147,5 +147,4 @@ class Stage:
         self._start = time.perf_counter()
 
     def __exit__(self, *_error: object) -> None:
-        seconds, name = self._stats.seconds, self._name
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - self._start
+        self._stats.lap(self._name, self._start)

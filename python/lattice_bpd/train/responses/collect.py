@@ -17,7 +17,7 @@ from lattice_bpd.train.responses.prompts import Chat, Message, encode_prompt
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.verify.acceptance.rules import Acceptance
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 
 
 class Exchange(NamedTuple):
@@ -109,7 +109,7 @@ def collect_responses(
         ValueError: no prompt that fits, or one that the chat template or the target refuses.
         OSError: the store cannot be written, or the server died.
     """
-    watcher = watcher or SilentWatcher()
+    watcher = watcher or Watcher()
     most = find_max_positions(model.config.get_text_config())
     exchanges: list[list[Exchange]] = [[] for _ in chats]
     prompts: list[list[int]] = []  # that the store lacks

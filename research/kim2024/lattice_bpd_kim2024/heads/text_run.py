@@ -15,7 +15,7 @@ from lattice_bpd.atomic_files import replacing, write_text
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.corpus import Corpus
 from lattice_bpd.train.trainer import TrainReport
-from lattice_bpd.watcher import SilentWatcher, Watcher
+from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads.job import FrozenTargetJob, HeadJob
 from lattice_bpd_kim2024.heads.loop import read_log
 from lattice_bpd_kim2024.heads.options import HeadText
@@ -103,7 +103,7 @@ def run_in_processes(
     device = choose_device(job.device)
     with join_processes(device, job.process_timeout) as processes:
         if watcher is None or not processes.is_first:
-            watcher = SilentWatcher()
+            watcher = Watcher()
         run = make_run(job, processes, watcher, own_device(device))
         try:
             return run.train()
