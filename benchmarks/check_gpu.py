@@ -20,6 +20,7 @@ status is 1 if any output or selection is wrong.
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import time
@@ -175,6 +176,7 @@ class Check:
         self.device, self.size, self.out = args.device, args.size, args.out
         self.backend = args.backend or ("inductor" if args.device == "cuda" else "eager")
         self.deadline = time.monotonic() + 60 * args.minutes
+        self.parts = re.compile(args.parts)
         self.failures: list[str] = []
         name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
         self.results: dict[str, Any] = {
@@ -184,13 +186,15 @@ class Check:
         }  # fmt: skip
 
     def run(self, name: str, part: Callable[[], Any], minutes: float) -> None:
-        """Add one part's result, unless it would exceed the time that is left.
+        """Add one part's result, unless it is not asked for or would exceed the time that is left.
 
         Args:
             name: of the part.
             part: returns what goes into the results.
             minutes: that it probably takes; the part is stopped when the whole time is over.
         """
+        if not self.parts.search(name):
+            return
         left = (self.deadline - time.monotonic()) / 60
         if left < minutes:
             print(f"check_gpu: {name}: skipped, {left:.1f} minutes are left", flush=True)
@@ -406,6 +410,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=tuple(SIZES), default="full")
     parser.add_argument("--minutes", type=float, default=9.0, help="parts that exceed it are left")
+    parser.add_argument("--parts", metavar="REGEX", default="", help="only these, such as speed")
     parser.add_argument("--backend", help="of torch.compile (default: inductor; on a CPU eager)")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu/DEVICE.json")
     args = parser.parse_args()
