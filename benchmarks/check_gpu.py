@@ -20,7 +20,6 @@ status is 1 if any output or selection is wrong.
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import sys
 import time
@@ -176,7 +175,7 @@ class Check:
         self.device, self.size, self.out = args.device, args.size, args.out
         self.backend = args.backend or ("inductor" if args.device == "cuda" else "eager")
         self.deadline = time.monotonic() + 60 * args.minutes
-        self.parts = re.compile(args.parts)
+        self.parts, self.left_out, self.num_asked = args.parts.split(","), list[str](), 0
         self.failures: list[str] = []
         name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
         self.results: dict[str, Any] = {
@@ -193,8 +192,10 @@ class Check:
             part: returns what goes into the results.
             minutes: that it probably takes; the part is stopped when the whole time is over.
         """
-        if not self.parts.search(name):
+        if not any(text in name for text in self.parts):
+            self.left_out.append(name)
             return
+        self.num_asked += 1
         left = (self.deadline - time.monotonic()) / 60
         if left < minutes:
             print(f"check_gpu: {name}: skipped, {left:.1f} minutes are left", flush=True)
@@ -410,7 +411,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--size", choices=tuple(SIZES), default="full")
     parser.add_argument("--minutes", type=float, default=9.0, help="parts that exceed it are left")
-    parser.add_argument("--parts", metavar="REGEX", default="", help="only these, such as speed")
+    parser.add_argument("--parts", metavar="TEXT,..", default="", help="only those named so")
     parser.add_argument("--backend", help="of torch.compile (default: inductor; on a CPU eager)")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu/DEVICE.json")
     args = parser.parse_args()
@@ -422,7 +423,8 @@ def main() -> None:
         )
     if args.out is None:
         name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-        file = f"{name.lower().replace(' ', '-')}-{args.size}.json"
+        part = "-parts" if args.parts else ""  # of a whole run nothing is lost
+        file = f"{name.lower().replace(' ', '-')}-{args.size}{part}.json"
         args.out = ROOT / "benchmarks" / "results" / "gpu" / file
     signal.signal(signal.SIGALRM, _stop)
     check = Check(args)
@@ -433,6 +435,9 @@ def main() -> None:
         for dtype in (torch.float32, torch.bfloat16):
             name = f"lossless_{variant}_{str(dtype).removeprefix('torch.')}"
             check.run(name, lambda d=dtype, v=variant: check.check_lossless(d, v), minutes)
+    if check.num_asked == 0:
+        expected = ", ".join(check.left_out)
+        sys.exit(f"check_gpu: no part is called {args.parts!r}; expected a part of {expected}")
     for failure in check.failures:
         print(f"check_gpu: FAILED: {failure}", file=sys.stderr)
     print(f"check_gpu: {args.out}: written; {len(check.failures)} failures, "

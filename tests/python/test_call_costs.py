@@ -29,7 +29,7 @@ def test_times_become_those_of_the_measured_calls():
 def test_decoding_measures_its_calls():
     model = copy.deepcopy(build_target("llama"))
     generate(model, PROMPTS[0], max_new_tokens=COUNT)
-    assert costs_of(model).of(1)._measured > 0
+    assert costs_of(model).of(1)._counts.sum() >= 1.0
 
 
 @pytest.mark.parametrize(

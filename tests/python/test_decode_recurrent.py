@@ -64,10 +64,10 @@ def test_what_states_cannot_do_is_refused_with_the_reason():
 
 
 def test_mixers_that_read_wrongly_in_every_way_are_refused(monkeypatch):
-    from lattice_bpd.verify import recurrent_cache
+    from lattice_bpd.verify import recurrent_cache, rounding
 
     monkeypatch.setattr(recurrent_cache, "facts_of", lambda _: {})
-    monkeypatch.setattr(recurrent_cache, "logits_match", lambda *_: False)
+    monkeypatch.setattr(rounding, "logits_match", lambda *_: False)
     with pytest.raises(ValueError, match="cannot be rolled back: several tokens read in one call"):
         decode(build_target("mamba2"), PROMPTS[0], NoDrafter())
 

@@ -205,6 +205,7 @@ def to_device(model: Any) -> Any:
 
     torch = require("torch", "torch")
     if torch.cuda.is_available():
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each new shape
         with describe_lack_of_memory("put the model on the GPU", "use a smaller one, or free it"):
             return model.to("cuda")
     use_cpu_kernels(getattr(model, "base", model))

@@ -16,8 +16,8 @@ those, `call_inner` returns the same tensors with less overhead; `inner_call_is_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -42,18 +42,6 @@ class LMOutput(NamedTuple):
     features: Tensor | None = None
 
 
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """torch's other attention: cuDNN makes a plan for each new shape, and most calls have one."""
-    cuda = torch.backends.cuda
-    enabled = cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        cuda.enable_cudnn_sdp(enabled)
-
-
 def has_own_call(model: nn.Module) -> bool:
     """Whether calling a model runs more than the `forward` of its class: hooks, or another one."""
     own = vars(model)
@@ -70,8 +58,7 @@ def call_inner(
     base: Any, embedding: nn.Module, inputs: dict[str, Any], layers: Sequence[int] = ()
 ) -> LMOutput:
     """`base_model` and then the output embedding; only if `inner_call_is_exact`."""
-    with without_cudnn_attention():
-        output = base.base_model(**(_with_layers(inputs, layers) if layers else inputs))
+    output = base.base_model(**(_with_layers(inputs, layers) if layers else inputs))
     hidden: Tensor = output.last_hidden_state
     features = read_features(base, output, layers) if layers else None
     return LMOutput(embedding(hidden), hidden, features)
@@ -105,7 +92,6 @@ def call_forward(
         seen.append(arguments[0] if arguments else next(iter(named.values())))
 
     with ExitStack() as stack:
-        stack.enter_context(without_cudnn_attention())
         if embedding is not None:
             hook = in_this_thread(remember)
             handle = embedding.register_forward_pre_hook(hook, with_kwargs=True)

@@ -20,11 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from lattice_bpd import _core
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import logits_match, probe_tokens, read_parts, read_tokens
+from lattice_bpd.verify.rounding import read_parts, read_tokens, texts_match
 
 
 class Windows(NamedTuple):
@@ -213,19 +214,19 @@ def reset_frequencies(base: Any) -> None:
 @torch.inference_mode()
 def _reads_equally(target: Any, start: int) -> bool:
     """Whether tokens after position `start` + 1 are read in one call as one after another."""
-    for tokens in probe_tokens(target, (1, 2, 6, 3)):
+
+    def read(tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         prompt, following = tokens[:2], tokens[2:]
-        try:
-            together = read_parts(target, prompt, [following], start)
-            singly = read_parts(target, prompt, [[token] for token in following], start)
-            wrong = read_tokens(target, following, target.new_cache(), start + 2)
-        except Exception as error:  # positions beyond the last one
-            if is_lack_of_memory(error):
-                raise
-            return True
-        if logits_match(target.base, together, singly, wrong):
-            return True
-    return False
+        together = read_parts(target, prompt, [following], start)
+        singly = read_parts(target, prompt, [[token] for token in following], start)
+        return together, singly, read_tokens(target, following, target.new_cache(), start + 2)
+
+    try:
+        return texts_match(target, (1, 2, 6, 3), read)
+    except Exception as error:  # positions beyond the last one
+        if is_lack_of_memory(error):
+            raise
+        return True
 
 
 def _capacities(attributes: Mapping[str, Any]) -> set[int]:

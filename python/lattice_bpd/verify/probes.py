@@ -12,7 +12,7 @@ from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cpu_kernels import NAME
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import logits_match, probe_tokens, read_parts
+from lattice_bpd.verify.rounding import read_parts, texts_match
 from lattice_bpd.verify.verification import lay_out_rows
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3, 7, 9, 8, 5]
@@ -33,20 +33,24 @@ def _try_cache(target: Any) -> str | None:
     name = type(target.base).__name__
     selected = (target.windows.selected or 64) - len(_PROMPT)
     count = max(min(target.limits.capacity or len(_NEXT), selected), 2)
-    for tokens in probe_tokens(target, _PROMPT + _NEXT[:count]):
+    first: list[Tensor] = []
+
+    def read(tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         prompt, following = tokens[: len(_PROMPT)], tokens[len(_PROMPT) :]
-        try:
-            together = read_parts(target, prompt, [following])
-            singly = read_parts(target, prompt, [[token] for token in following])
-            without = read_parts(target, prompt[-1:], [following])  # as if the cache were empty
-        except Exception as error:
-            if str(error).startswith("decode:") or is_lack_of_memory(error):
-                raise
-            return f"{name} fails on tokens that follow a cache ({type(error).__name__}: {error})"
-        if bool(torch.isnan(singly).any()):
-            return None  # the first call of decoding reports it
-        if logits_match(target.base, together, singly, without):
-            return None
+        together = read_parts(target, prompt, [following])
+        singly = read_parts(target, prompt, [[token] for token in following])
+        first.append(singly)
+        # as if the cache were empty
+        return together, singly, read_parts(target, prompt[-1:], [following])
+
+    try:
+        matches = texts_match(target, _PROMPT + _NEXT[:count], read)
+    except Exception as error:
+        if str(error).startswith("decode:") or is_lack_of_memory(error):
+            raise
+        return f"{name} fails on tokens that follow a cache ({type(error).__name__}: {error})"
+    if matches or bool(torch.isnan(first[0]).any()):  # the first call of decoding reports NaN
+        return None
     return (
         f"{name} gives other logits for several tokens at once than for one after another: it "
         "reads them in both directions (then set is_decoder=True in its config), or keeps a state "
@@ -105,17 +109,18 @@ def _try_tree(target: Any, implementation: str) -> str | None:
         return logits[0, -1].float()
 
     steps = torch.arange(5, device=target.device)[None]
-    for ids in probe_tokens(target, _PROMPT):
-        try:
-            actual = last_logits(ids, positions, attention_mask=mask, windowed_mask=mask)
-        except Exception as error:
-            if is_lack_of_memory(error):
-                raise
-            return f"{name} fails on a four-dimensional mask ({error})"
-        expected, wrong = last_logits([*ids[:3], ids[4]], steps[:, :4]), last_logits(ids, steps)
-        if logits_match(target.base, actual, expected, wrong):
-            return None
-    return f"{name} does not keep to a four-dimensional mask"
+
+    def read(ids: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        actual = last_logits(ids, positions, attention_mask=mask, windowed_mask=mask)
+        return actual, last_logits([*ids[:3], ids[4]], steps[:, :4]), last_logits(ids, steps)
+
+    try:
+        matches = texts_match(target, _PROMPT, read)
+    except Exception as error:
+        if is_lack_of_memory(error):
+            raise
+        return f"{name} fails on a four-dimensional mask ({error})"
+    return None if matches else f"{name} does not keep to a four-dimensional mask"
 
 
 def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
@@ -143,19 +148,21 @@ def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
 @torch.inference_mode()
 def _try_batch(target: Any, padded: bool) -> str | None:
     name = type(target.base).__name__
-    for tokens in probe_tokens(target, _LONG + _SHORT):
+
+    def read(tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         long, short = tokens[: len(_LONG)], tokens[len(_LONG) :]
-        first = long if padded else long[: len(short)]
-        try:
-            actual = _read_batch(target, [first, short])
-            expected = _read_batch(target, [short])
-            wrong = _read_batch(target, [[*long[: len(long) - len(short)], *short]])
-        except Exception as error:
-            if is_lack_of_memory(error):
-                raise
-            return f"{name} fails on a batch of padded texts ({type(error).__name__}: {error})"
-        if logits_match(target.base, actual, expected, wrong):
-            return None
+        actual = _read_batch(target, [long if padded else long[: len(short)], short])
+        wrong = _read_batch(target, [[*long[: len(long) - len(short)], *short]])
+        return actual, _read_batch(target, [short]), wrong
+
+    try:
+        matches = texts_match(target, _LONG + _SHORT, read)
+    except Exception as error:
+        if is_lack_of_memory(error):
+            raise
+        return f"{name} fails on a batch of padded texts ({type(error).__name__}: {error})"
+    if matches:
+        return None
     what = "padded texts" if padded else "texts that progress at different speeds"
     return f"{name} does not keep to the attention mask of {what}"
 

@@ -34,7 +34,7 @@ from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.greedy import BatchVerification, Verification
 from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory, refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import logits_match, probe_tokens, read_tokens
+from lattice_bpd.verify.rounding import read_tokens, texts_match
 
 StateKey = tuple[int, int]  # layer, number of the state in that layer
 States = dict[StateKey, tuple[Tensor | None, Tensor | None]]  # convolution and recurrent states
@@ -279,20 +279,25 @@ def _find_mixers(target: Any) -> Mixers:
     advice = "use the model's own generate, or another target"
     if not mixers.states:
         raise ValueError(f"{refusal}: no module of it updates the states of its cache; {advice}")
-    for tokens in probe_tokens(target, _TOKENS):
+
+    def read(one_by_one: bool, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor] | None:
         expected, cold = (_read_singly(target, tokens, empty=empty) for empty in (False, True))
         mixers.one_by_one = True
-        singly = _read_segments(target, mixers, tokens)
-        mixers.one_by_one = False
-        segments = _read_segments(target, mixers, tokens)
-        if segments is not None and logits_match(target.base, segments, expected, cold):
+        actual = singly = _read_segments(target, mixers, tokens)
+        if not one_by_one:
+            mixers.one_by_one = False
+            actual = _read_segments(target, mixers, tokens)
+        if actual is not None and singly is not None:
             # Where rounding is coarse, a mixer that forgets its state may match as well.
-            noise = 0.0 if singly is None else float((singly - expected).norm())
+            noise = float((singly - expected).norm())
             noise += torch.finfo(target.dtype).eps * float(expected.norm())
-            if singly is None or float((segments - expected).norm()) <= 4.0 * noise:
-                return mixers
-        mixers.one_by_one = True
-        if singly is not None and logits_match(target.base, singly, expected, cold):
+            if float((actual - expected).norm()) > 4.0 * noise:
+                return None
+        return None if actual is None else (actual, expected, cold)
+
+    for one_by_one in (False, True):
+        if texts_match(target, _TOKENS, functools.partial(read, one_by_one)):
+            mixers.one_by_one = one_by_one
             return mixers
     raise ValueError(
         f"{refusal}: several tokens read in one call give other logits than one after another; "
@@ -369,7 +374,8 @@ def _record_mixers(target: Any) -> dict[nn.Module, list[StateKey]]:
         handles.append(module.register_forward_pre_hook(in_this_thread(enter)))
         handles.append(module.register_forward_hook(in_this_thread(leave)))
     try:
-        read_tokens(target, next(probe_tokens(target, _TOKENS))[:_PROMPT], cache, 0)
+        ids = [token % int(target.vocab_size) for token in _TOKENS[:_PROMPT]]
+        read_tokens(target, ids, cache, 0)
     finally:
         for handle in handles:
             handle.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -255,6 +256,33 @@ def _one_for_each(drafter: Drafter | Sequence[Drafter], count: int) -> list[Draf
     return [drafter] * count
 
 
+class _WithoutCudnnAttention:
+    """Inside, torch takes none of cuDNN's attention, its first choice on NVIDIA's Hopper.
+
+    It makes a plan for each new shape, which takes longer than a call, and most calls have one. The
+    setting is the process's: the first thread that enters saves it, the last one restores it.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._saved = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._saved = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+                torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def __exit__(self, *_error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                torch.backends.cuda.enable_cudnn_sdp(self._saved)
+
+
+_WITHOUT_CUDNN_ATTENTION = _WithoutCudnnAttention()
+
+
 @torch.inference_mode()
 def run_loop(
     model: DraftingModel, prompts: Prompts, drafters: Sequence[Drafter], options: Options
@@ -291,7 +319,7 @@ def run_loop(
     options = replace(options, selectors=outer)
     seconds: dict[str, float] = defaultdict(float)
     clock = DecodeStats(seconds=seconds)
-    with clock.stage("total"):
+    with _WITHOUT_CUDNN_ATTENTION, clock.stage("total"):
         with clock.stage("prompt"):
             first, cache = read_prompts(model, prompts, options)
         states = [
