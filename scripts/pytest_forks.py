@@ -36,7 +36,8 @@ ALREADY_IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 def import_slow_modules(names: Sequence[str] = ("torch", "transformers", "pytest")) -> None:
     """Import what tests used, once for all later forks."""
     for name in names:
-        if name not in sys.modules and not name.startswith("torch._inductor"):
+        # The core's extension module, in site-packages too, would import the package with it.
+        if name not in sys.modules and not name.startswith(("torch._inductor", "lattice_bpd")):
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
 
