@@ -79,3 +79,7 @@ def test_other_files_are_refused(change: dict[str, Any], folder: Path, tmp_path:
     (tmp_path / "drafter.json").write_text(json.dumps({**content, **change}))
     with pytest.raises(FormatError, match=next(iter(change))):
         load_drafter(tmp_path)
+    with pytest.raises(
+        FileNotFoundError, match="nope: no such folder or file; expected what build"
+    ):
+        load_drafter(tmp_path / "nope")

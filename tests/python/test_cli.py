@@ -248,7 +248,8 @@ def test_generate_errors(model_directory, tmp_path, capsys):
     (broken / "config.json").write_text("{}")
     cases = [
         ([broken], "tokenizer.json: no such file"),
-        (["nope"], "nope: no such folder; expected the folder of a causal LM of transformers"),
+        (["nope"], "nope: no such folder; expected the folder of a causal LM of transformers, or "
+         "OWNER/NAME of the hub"),
         ([model_directory, "--lm", tmp_path / "small.lm"],
          "small.lm has a vocabulary of 99, the model one of 300; train the LM on token ids of the "
          "model's tokenizer; if it was trained with the model's own tokenizer, train it again with "

@@ -169,6 +169,8 @@ BAD_OPTIONS: list[tuple[str, Any, str]] = [
     ("sources", (), "sources: found none"),
     ("sources", ("lm",), "sources has 'lm', and there is none; give lm="),
     ("num_slots", 3, r"unknown option 'num_slots'; did you mean .*expected of top_k"),
+    ("max_tokens", 3, r"unknown option 'max_tokens'; did you mean max_new_tokens=\?"),
+    ("drafter", ".", r"drafter is a path; expected load_drafter\('.'\)"),
     ("strategy", "tree", "expected the strategy as the argument `drafter`"),
     ("drafter", 1.5, "drafter is 1.5; expected the name of a strategy, a DraftConfig"),
     ("drafter", [object()], "a drafter with a method `propose`"),

@@ -194,6 +194,7 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         "responses": len(training),
         "tokens": sum(len(exchanges[n].response) for n in training),
         "held out": len(held_out),
+        "fitting": len(fitting),
     }
     if job.costs is not None:
         notes.append(f"Expected gains are those of single paths, with the times of {job.costs}.")

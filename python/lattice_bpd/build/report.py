@@ -347,7 +347,8 @@ def describe_drafter(result: BuildResult, model: str) -> str:
         "",
         f"Built by `lattice-bpd build` {version('lattice-bpd')} on {platform.machine()}, from the "
         f"model's own responses: {counts['responses']:,} with {counts['tokens']:,} tokens, of "
-        f"{counts['conversations']:,} conversations (a tenth measured, a tenth fitted the gates).",
+        f"{counts['conversations']:,} conversations ({held_out:,} other responses measured, "
+        f"{counts['fitting']:,} fitted the gates).",
         *result.notes,
         "",
         "    lattice-bpd generate MODEL --drafter THIS_FOLDER --prompt TEXT",

@@ -100,7 +100,8 @@ def require_model(path: Path, option: str = "") -> None:
     Raises:
         FileNotFoundError: it is missing, a file, or without config.json.
     """
-    require_folder(path, "a causal LM of transformers", option)
+    advice = "" if option or path.name != str(path) else ", or OWNER/NAME of the hub"
+    require_folder(path, f"a causal LM of transformers{advice}", option)
     if not (path / "config.json").is_file():
         raise FileNotFoundError(
             f"{option}{path}: no config.json in this folder; expected that of a model"

@@ -91,7 +91,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--drafter", type=Path, metavar="PATH",
         help="folder of `lattice-bpd build`, or a drafter.json: strategy, options, LM and, where "
-        "they are in the same folder, heads; --lm replaces its LM",
+        "they are in the same folder, heads; --lm replaces the LM, not those of a mixture",
     )  # fmt: skip
     add_draft_options(parser, _OPTIONS)
     parser.add_argument(
@@ -133,7 +133,8 @@ def run(args: argparse.Namespace) -> None:
     quiet_transformers()
     ids = _encode_chat(prompt, directory) if args.chat else tokenizer.encode(prompt).ids
     if not ids:
-        raise ValueError("--prompt is empty; expected text to continue")
+        given = "--chat" if isinstance(args.chat, str) else "the prompt"
+        raise ValueError(f"{given} is empty; expected text to continue")
     lm = _load_lm(args, directory)
     from lattice_bpd.decode import load_drafter
     from lattice_bpd.models.checkpoint import find_stop_tokens

@@ -204,9 +204,11 @@ def find_drafter_file(path: str | Path) -> Path:
     """The drafter.json of a folder; another path is that of the file itself.
 
     Raises:
-        FileNotFoundError: a folder without drafter.json.
+        FileNotFoundError: it does not exist, or is a folder without drafter.json.
     """
     file = path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such folder or file; expected what build -o wrote")
     if path.is_dir() and not (file := path / "drafter.json").is_file():
         raise FileNotFoundError(
             f"{path}: no drafter.json in this folder; expected one that lattice-bpd build -o "
@@ -226,7 +228,8 @@ def check_used(where: str, strategy: str, options: Iterable[str]) -> None:
     for name in options:
         if name not in STRATEGIES[strategy].options:
             users = [repr(key) for key, info in STRATEGIES.items() if name in info.options]
+            sampling = "; that of sampling is part of the acceptance rule"
             raise ValueError(
                 f"{where}: strategy {strategy!r} does not use {name}; leave it out, or use "
-                f"{' or '.join(users)}"
+                f"{' or '.join(users)}{sampling if name == 'temperature' else ''}"
             )

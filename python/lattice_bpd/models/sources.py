@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lattice_bpd.arguments import check_int
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.vocabulary import check_same_ids
 
@@ -56,7 +57,8 @@ class CallableHeads(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor], num_slots: int) -> None:
         super().__init__()
-        self.function, self.num_slots = function, _count("CallableHeads", num_slots)
+        self.function = function
+        self.num_slots = check_int("CallableHeads: num_slots", num_slots, 1)
 
     def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """See HeadSource.
@@ -100,7 +102,7 @@ class SequentialHeads(nn.Module):
         unembed: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.step, self.num_slots = step, _count("SequentialHeads", num_slots)
+        self.step, self.num_slots = step, check_int("SequentialHeads: num_slots", num_slots, 1)
         self.unembed = unembed
         self._target = (target,)  # a tuple: its weights are the target's, not these heads'
 
@@ -120,12 +122,6 @@ class SequentialHeads(nn.Module):
             tokens = slot_logits.argmax(dim=-1)
             logits.append(slot_logits)
         return torch.stack(logits, dim=1).reshape(*hidden.shape[:-1], self.num_slots, -1)
-
-
-def _count(where: str, num_slots: int) -> int:
-    if num_slots < 1:
-        raise ValueError(f"{where}: num_slots is {num_slots}; expected 1 or more")
-    return num_slots
 
 
 def check_heads(heads: BlockwiseHeads | HeadSource, output_weight: Tensor) -> None:

@@ -18,23 +18,14 @@ from transformers import PreTrainedModel
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
 from lattice_bpd.draft.scorers.protocol import Int32Array, Int64Array, TransitionScorer
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.verify.batch_cache import BatchCache
 
 _UNSEEN = -1000.0  # ln P of token ids that only the target has, as of n-gram LMs
 
 
 @dataclass
-class NeuralState:
-    """R histories that the model has read.
+class NeuralState(ReadTexts):
+    """Histories that the model has read; log_probs (R, V) float: ln P of the token after each."""
 
-    Attributes:
-        cache: covers all tokens of each.
-        tokens: the tokens of each.
-        log_probs: (R, V) float, ln P of the token after each.
-    """
-
-    cache: BatchCache
-    tokens: list[list[int]]
     log_probs: Tensor
 
 
@@ -91,8 +82,7 @@ class NeuralScorer(TransitionScorer):
             ValueError: an empty context, or one longer than the model's positions.
         """
         kept, self._kept = self._kept, None  # after an error no state is kept
-        read = None if kept is None else ReadTexts(kept.cache, kept.tokens)
-        texts, logits = self._reader.go_on(read, contexts)
+        texts, logits = self._reader.go_on(kept, contexts)
         self._kept = NeuralState(texts.cache, texts.tokens, _log_probs(logits))
         return self._kept
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -338,6 +341,8 @@ def read_config(
             f"{where}: strategy={options['strategy']!r}; expected the strategy as the argument "
             "`drafter`, by its name or in a DraftConfig"
         )
+    if isinstance(drafter, str) and drafter not in STRATEGIES and Path(drafter).exists():
+        raise ValueError(f"{where}: drafter is a path; expected load_drafter({drafter!r})")
     if isinstance(drafter, (str, DraftConfig)):
         _check_names(where, options)
         config = DraftConfig.make(where, drafter, options)
@@ -364,9 +369,13 @@ def read_config(
 
 
 def _check_names(where: str, options: dict[str, Any]) -> None:
-    """Raise TypeError for a generation setting among the drafting options."""
+    """Raise TypeError for a generation setting or argument among the drafting options."""
     settings = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
+    own = () if where == "CustomGenerate" else inspect.signature(generate).parameters
     for name in options:
+        near = difflib.get_close_matches(name, (*own, *vars(DraftConfig)), n=1, cutoff=0.5)
+        if name not in settings and near and near[0] in own:
+            raise TypeError(f"{where}: unknown option {name!r}; did you mean {near[0]}=?")
         if name in settings and not hasattr(DraftConfig, name):
             given = (
                 f"model.generate(.., {name}=..)"
