@@ -183,7 +183,7 @@ def test_no_call_takes_attention_of_cudnn(enabled):
                 inside.wait(10)
 
         model.base_model.register_forward_pre_hook(note)
-        # The thread that enters first leaves first.
+        # One of the threads leaves long before the other.
         generate(model, PROMPTS[0], "mixture", max_new_tokens=4 + 12 * number)
 
     try:

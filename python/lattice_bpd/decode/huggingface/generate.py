@@ -370,13 +370,13 @@ def read_config(
 
 def _check_names(where: str, options: dict[str, Any]) -> None:
     """Raise TypeError for a generation setting or argument among the drafting options."""
-    settings = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
-    own = () if where == "CustomGenerate" else inspect.signature(generate).parameters
-    for name in options:
+    for name in (one for one in options if not hasattr(DraftConfig, one)):
+        settings = GenerationConfig().to_dict()  # type: ignore[no-untyped-call]
+        own = () if where == "CustomGenerate" else inspect.signature(generate).parameters
         near = difflib.get_close_matches(name, (*own, *vars(DraftConfig)), n=1, cutoff=0.5)
         if name not in settings and near and near[0] in own:
             raise TypeError(f"{where}: unknown option {name!r}; did you mean {near[0]}=?")
-        if name in settings and not hasattr(DraftConfig, name):
+        if name in settings:
             given = (
                 f"model.generate(.., {name}=..)"
                 if where == "CustomGenerate"
