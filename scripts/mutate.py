@@ -4,7 +4,7 @@ tests/mutations.txt lists the mutations: a unique snippet of a source file, its 
 tests that must fail under it, or `*` in other lists: tests that execute it. What tests execute is
 recorded in build/mutate/executed (which needs `coverage`), anew after changes of a test or of the
 package. Imports see a mutation of Python, no file changes; C++ is changed and built in a
-copy of the work tree, build/mutate/tree.
+copy of the work tree, build/mutate/tree, the extension module for tests in Python too.
 Exits with status 1 where fewer than 95 % of the C++ or of the Python mutations are killed, and with
 status 2 where mutations no longer apply, do not build, or tests fail without any mutation.
 """
@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -37,8 +38,10 @@ SCRATCH = ROOT / "build" / "mutate"
 TREE = SCRATCH / "tree"
 BUILD = SCRATCH / "cmake"
 CPP_TESTS = "lattice_bpd_tests"  # the executable of all tests/cpp/*_test.cc
+CORE = "_core"  # the extension module, for C++ mutations with tests in Python
 LIST = ROOT / "tests" / "mutations.txt"
 GOAL = 0.95
+PYTEST_FAILED = r"^(?:FAILED|ERROR) (\S+)"
 # Of the tests of one mutation. Seconds of the processor, so that a busy machine kills no mutation;
 # seconds of the clock for what waits forever.
 CPU_LIMIT, CLOCK_LIMIT = 120, 3600
@@ -54,6 +57,15 @@ sys.path.append({scripts!r})
 import pytest_forks
 pytest_forks.import_mutated()
 sys.path.remove({scripts!r})
+"""
+# Runs pytest on the package in this folder, whatever is installed.
+WITHOUT_INSTALLED = """
+import sys
+editable = "ScikitBuildRedirectingFinder", "_RebuildFinder"
+sys.meta_path = [finder for finder in sys.meta_path if type(finder).__name__ not in editable]
+sys.path.insert(0, "python")
+import pytest
+sys.exit(pytest.main())
 """
 
 
@@ -238,7 +250,7 @@ class PytestForks:
             return Outcome("collecting the tests", seconds)
         if status not in (0, 1):
             raise MutateError(f"pytest {' '.join(names)}: status {status}:\n{output[-3000:]}")
-        return _outcome(status, output, r"^(?:FAILED|ERROR) (\S+)", seconds)
+        return _outcome(status, output, PYTEST_FAILED, seconds)
 
     def close(self) -> None:
         """End the process."""
@@ -388,18 +400,20 @@ def run_cpp(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outc
         launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
         _build(
             ["cmake", "-S", str(TREE), "-B", str(BUILD), "-G", "Ninja", *launcher,
-             "-DLATTICE_BPD_BUILD_PYTHON=OFF", "-DLATTICE_BPD_BUILD_TESTS=ON",
+             "-DLATTICE_BPD_BUILD_TESTS=ON", f"-DPython_EXECUTABLE={sys.executable}",
+             f"-DCMAKE_PREFIX_PATH={sysconfig.get_path('platlib')}",
              "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1"],
             environment,
         )  # fmt: skip
     names = sorted({name for mutation in mutations for name in mutation.tests.split()})
+    targets = {CORE if "/" in name else CPP_TESTS for name in names}
     say(f"C++: build the tests, run {len(names)} files of them without a mutation")
-    _build(["ninja", "-C", str(BUILD), "-j1", CPP_TESTS], environment)
+    _build(["ninja", "-C", str(BUILD), "-j1", *targets], environment)
 
     def test(names: Sequence[str]) -> Outcome:
         seconds = 0.0
         for name in names:
-            outcome = _run_executable(name)
+            outcome = (_run_pytest if "/" in name else _run_executable)(name)
             seconds += outcome.seconds
             if outcome.killer is not None:
                 return Outcome(f"{name}: {outcome.killer}", seconds)
@@ -413,7 +427,7 @@ def run_cpp(mutations: Sequence[Mutation], progress: Progress) -> dict[str, Outc
         start = time.monotonic()
         with Applied(mutation):
             try:
-                _build(["ninja", "-C", str(BUILD), "-j1", CPP_TESTS], environment)
+                _build(["ninja", "-C", str(BUILD), "-j1", *targets], environment)
             except MutateError as error:
                 raise MutateError(f"{mutation.name} does not build:\n{error}") from error
             outcome = test(mutation.tests.split())
@@ -506,12 +520,23 @@ def _build(command: Sequence[str], environment: dict[str, str]) -> None:
         raise MutateError(f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
+def _run_pytest(name: str) -> Outcome:
+    (module,) = BUILD.glob(f"{CORE}.*.so")
+    shutil.copy2(module, TREE / PACKAGE.relative_to(ROOT))
+    options = ["-xq", "-p", "no:cacheprovider", name]
+    return _run([sys.executable, "-c", WITHOUT_INSTALLED, *options], PYTEST_FAILED)
+
+
 def _run_executable(name: str) -> Outcome:
+    command = [str(BUILD / CPP_TESTS), f"--source-file=*/{name}.cc", "--abort-after=1"]
+    return _run(command, r"^TEST CASE:\s+(.+)$")
+
+
+def _run(command: Sequence[str], killer: str) -> Outcome:
     start = time.monotonic()
     try:
         done = subprocess.run(
-            [str(BUILD / CPP_TESTS), f"--source-file=*/{name}.cc", "--abort-after=1"],
-            cwd=TREE, check=False, capture_output=True, text=True, errors="replace",
+            command, cwd=TREE, check=False, capture_output=True, text=True, errors="replace",
             timeout=CLOCK_LIMIT, preexec_fn=_limit_cpu,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -519,7 +544,7 @@ def _run_executable(name: str) -> Outcome:
     seconds = time.monotonic() - start
     if done.returncode < 0:
         return Outcome(_describe_signal(-done.returncode), seconds)
-    return _outcome(done.returncode, done.stdout, r"^TEST CASE:\s+(.+)$", seconds)
+    return _outcome(done.returncode, done.stdout, killer, seconds)
 
 
 def _limit_cpu() -> None:

@@ -10,20 +10,23 @@
 namespace lattice_bpd {
 namespace {
 
-constexpr double kLeastGain = 0.05;  // of the mean speed: less is hidden by errors of estimates
+constexpr double kLeastGain = 0.05;  // errors of estimates may hide less, unless the mean is more
 constexpr double kShare = 0.005;     // of the time, for searches without drafts, and lost by trials
 constexpr int kTrial = 64;           // steps after which the other choice is tried; fewer at first
 constexpr int kRecent = 8, kOld = 512;  // steps of a size that are kept; after which they are old
-constexpr int kRenewed = 8;    // steps after which times are computed again; fewer at first
-constexpr int kFew = 3;        // steps from which on a low time is no chance
-constexpr double kRate = 0.2;  // weight of a new gain
-constexpr double kPrior = 4.0, kKeep = 0.995;  // of a calibration: tokens, weight of the past
-constexpr double kForget = 0.98;               // of the longest draft, for each step
+constexpr int kRenewed = 8;          // steps after which times are computed again; fewer at first
+constexpr int kFew = 3;              // steps from which on a low time is no chance
+constexpr double kRate = 0.1;        // weight of a new gain
+constexpr double kLeastWorth = 3.0;  // what drafts with slots gain, relative to what these cost
+constexpr double kPrior = 16.0, kKeep = 0.995;  // of a calibration: tokens, weight of the past
+constexpr double kForget = 0.98;                // of the longest draft, for each step
 
 double Low(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[(values.size() - 1) / 3];
 }
+
+double ProbOf(const DraftNode& node) { return std::exp(double{node.log_prob}); }
 
 // The first index of the grid whose size is `size` or more.
 int GridIndex(int size) {
@@ -172,8 +175,9 @@ bool DraftLengths::ReadsSlots() {
   if (!has_slots_ || !may_pause_) return reads_slots_;
   StepTimes& times = TimesOf(static_cast<int>(step_.size()));
   ++times.searches;
-  const bool is_trial = times.searches % (times.searches <= kTrial / 4 ? 2 : kTrial) == 0;
-  return reads_slots_ = (times.gains[1] >= times.gains[0]) != is_trial;
+  const bool is_trial = times.searches <= kTrial / 4 || times.searches % kTrial == 0;
+  const bool pays = times.gains[1] >= 1.0 + kLeastWorth * times.slots_cost;
+  return reads_slots_ = pays || is_trial;
 }
 
 std::vector<std::vector<std::int64_t>> DraftLengths::Draft(const std::vector<MixtureText*>& texts,
@@ -181,8 +185,6 @@ std::vector<std::vector<std::int64_t>> DraftLengths::Draft(const std::vector<Mix
                                                            Span<std::int32_t> max_lengths,
                                                            const std::vector<HeadCandidates>& heads,
                                                            double own_seconds, int threads) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point start = Clock::now();
   if (requests.size() != texts.size() || max_lengths.size() != texts.size()) {
     throw ValueError("DraftLengths: requests and max_lengths; expected one for each text");
   }
@@ -192,9 +194,11 @@ std::vector<std::vector<std::int64_t>> DraftLengths::Draft(const std::vector<Mix
                               "; the step that was observed has ", step_.size()));
     }
   }
+  std::vector<std::vector<std::int64_t>> drafts(texts.size());
+  StepTimes& times = TimesOf(static_cast<int>(step_.size()));
+  if (times.num_plain == 0) return drafts;
   // Longer drafts are not verified lately, and improbable tokens do not pay. After a step without
   // drafts, whose cost may be overestimated, all that may be tried.
-  const StepTimes& times = TimesOf(static_cast<int>(step_.size()));
   const int most = static_cast<int>(2 * times.longest);
   BatchLimits limits;
   limits.is_chain = true;
@@ -209,40 +213,43 @@ std::vector<std::vector<std::int64_t>> DraftLengths::Draft(const std::vector<Mix
     costs.push_back(1.0 + times.token_cost * n);
   }
   limits.costs = costs;
+  const auto start = std::chrono::steady_clock::now();
   const std::vector<PrefixTree> chains = SearchMixtures(texts, heads, limits, threads);
-  std::vector<std::vector<double>> probs, adjusted;
-  for (const PrefixTree& chain : chains) {
-    probs.emplace_back();
-    for (std::size_t n = 1; n < chain.size(); ++n) {
-      probs.back().push_back(std::exp(double{chain.nodes()[n].log_prob}));
-    }
-    adjusted.push_back(calibration_.Adjust(probs.back()));
+  own_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  Choice choice = Choose(chains, own_seconds);
+  double& mean = times.gains[reads_slots_ ? 1 : 0];
+  mean += kRate * (choice.gain - mean);
+  const double cost = own_seconds / times.Estimate(0)[0];
+  if (reads_slots_) times.slots_cost += kRate * (cost - times.slots_cost);
+  if (!choice.requests.empty() && times.IsTrialDue(choice.size, choice.trial_gain)) {
+    choice.size = choice.size > 0 ? 0 : choice.trial_size;
+  } else if (choice.size == 0 && !reads_slots_ && mean < 1.0) {
+    times.pause = static_cast<int>(std::min<double>(cost / kShare, kTrial));
   }
-  own_seconds += std::chrono::duration<double>(Clock::now() - start).count();
-  const std::vector<std::size_t> lengths = Choose(adjusted, own_seconds);
-  std::vector<std::vector<std::int64_t>> drafts(chains.size());
-  for (std::size_t i = 0; i < drafts.size(); ++i) {
-    for (std::size_t n = 1; n <= lengths[i]; ++n) {
-      drafts[i].push_back(chains[i].nodes()[n].token_id);
-    }
-    probs[i].resize(lengths[i]);
-    step_[static_cast<std::size_t>(requests[i])].drafted = std::move(probs[i]);
+  times.longest = std::max(kForget * times.longest, 1.0);
+  for (int i = 0; i < choice.size; ++i) {
+    const std::size_t request = choice.requests[static_cast<std::size_t>(i)];
+    const DraftNode& node = chains[request].nodes()[drafts[request].size() + 1];
+    drafts[request].push_back(node.token_id);
+    step_[static_cast<std::size_t>(requests[request])].drafted.push_back(ProbOf(node));
+    times.longest = std::max(times.longest, static_cast<double>(drafts[request].size()));
   }
   return drafts;
 }
 
-std::vector<std::size_t> DraftLengths::Choose(const std::vector<std::vector<double>>& probs,
-                                              double own_seconds) {
+DraftLengths::Choice DraftLengths::Choose(const std::vector<PrefixTree>& chains,
+                                          double own_seconds) {
   const auto count = static_cast<int>(step_.size());
   StepTimes& times = TimesOf(count);
-  std::vector<std::size_t> lengths(probs.size(), 0);
-  if (times.num_plain == 0) return lengths;
   // What each token adds to the logarithm of its request's speed, negative, and the request. A
   // prefix precedes what extends it, since they add ever less.
   std::vector<std::pair<double, std::size_t>> added;
-  for (std::size_t request = 0; request < probs.size(); ++request) {
+  for (std::size_t request = 0; request < chains.size(); ++request) {
+    const auto& nodes = chains[request].nodes();
+    std::vector<double> probs;
+    for (std::size_t n = 1; n < nodes.size(); ++n) probs.push_back(ProbOf(nodes[n]));
     double expected = 1.0, before = 0.0;
-    for (const double prob : probs[request]) {
+    for (const double prob : calibration_.Adjust(probs)) {
       expected += prob;
       const double log = std::log(expected);
       added.emplace_back(before - log, request);
@@ -255,33 +262,27 @@ std::vector<std::size_t> DraftLengths::Choose(const std::vector<std::vector<doub
   const auto most = static_cast<int>(added.size());
   const std::vector<double>& seconds = times.Estimate(most);
   const double plain = seconds[0] + own_seconds;
-  // The largest sum of each time; the most promising trial is of a token for each request.
+  Choice choice;
   std::vector<double> logs = {0.0};
-  for (const auto& [less, request] : added) logs.push_back(logs.back() - less);
-  double gain = 0.0, trial_gain = 0.0;
-  int size = 0, trial_size = 0;
+  for (const auto& [less, request] : added) {
+    logs.push_back(logs.back() - less);
+    choice.requests.push_back(request);
+  }
+  // The largest sum of each time; the most promising trial is of a token for each request.
   for (std::size_t i = 0; i < seconds.size(); ++i) {
     const int sum = std::min(StepTimes::GridSize(static_cast<int>(i)), most);
-    const double of_sum =
+    const double gain =
         std::exp(logs[static_cast<std::size_t>(sum)] / count) * plain / (seconds[i] + own_seconds);
-    if (of_sum > gain) gain = of_sum, size = sum;
-    if (sum >= std::min(count, most) && of_sum > trial_gain) trial_gain = of_sum, trial_size = sum;
+    if (gain > choice.gain) choice.gain = gain, choice.size = sum;
+    if (sum >= std::min(count, most) && gain > choice.trial_gain) {
+      choice.trial_gain = gain, choice.trial_size = sum;
+    }
   }
-  if (gain < 1.0 + kLeastGain) gain = 1.0, size = 0;
-  const bool is_trial = most > 0 && times.IsTrialDue(size, trial_gain);
-  double& mean = times.gains[reads_slots_ ? 1 : 0];
-  mean += kRate * (gain * seconds[0] / plain - mean);
-  const bool pays = std::max(mean, has_slots_ ? times.gains[1] : 0.0) >= 1.0;
-  if (size == 0 && !is_trial && !reads_slots_ && !pays) {
-    times.pause = static_cast<int>(std::min<double>(own_seconds / seconds[0] / kShare, kTrial));
+  if (std::max(choice.gain, times.gains[reads_slots_ ? 1 : 0]) < 1.0 + kLeastGain) {
+    choice.gain = 1.0, choice.size = 0;
   }
-  if (is_trial) size = size > 0 ? 0 : trial_size;
-  for (int i = 0; i < size; ++i) ++lengths[added[static_cast<std::size_t>(i)].second];
-  times.longest = std::max(kForget * times.longest, 1.0);
-  for (const std::size_t length : lengths) {
-    times.longest = std::max(times.longest, static_cast<double>(length));
-  }
-  return lengths;
+  choice.gain *= seconds[0] / plain;
+  return choice;
 }
 
 std::map<int, double> DraftLengths::StepSeconds(int num_requests) {

@@ -33,7 +33,7 @@ class AcceptanceCalibration {
   std::vector<double> Adjust(Span<double> probs) const;
 
  private:
-  static constexpr int kBuckets = 12;
+  static constexpr int kBuckets = 4;                      // few, so that each learns soon
   std::array<double, kBuckets + 1> expected_, accepted_;  // the last one is of probability 1
 };
 
@@ -64,6 +64,7 @@ class StepTimes {
   int pause = 0;             // steps to come without a search
   int searches = 0;          // steps with a search
   double gains[2] = {1, 1};  // mean expected speed without and with slots, relative to no drafts
+  double slots_cost = 0.0;   // mean time of drafting with slots, relative to a step without drafts
   double token_cost;         // of a search: a quarter or more of what a token costs all requests
 
   static int GridSize(int index);
@@ -104,7 +105,7 @@ class DraftLengths {
   // searches cost time.
   bool IsPaused(int num_requests);
 
-  // Whether the step that was observed reads the slots: where drafts gain more with them.
+  // Whether the step that was observed reads the slots: where they cost little of what drafts gain.
   bool ReadsSlots();
 
   // A draft for each of `requests`, numbers in the batch that was observed. own_seconds: time that
@@ -124,12 +125,19 @@ class DraftLengths {
     std::vector<double> drafted;  // probabilities of the draft's prefixes
   };
 
+  // Draft tokens of a step.
+  struct Choice {
+    std::vector<std::size_t> requests;  // whose draft each token extends, the best token first
+    int size = 0, trial_size = 0;       // how many of them; how many if drafts are tried
+    double gain = 1.0;                  // expected speed, relative to no search and no drafts
+    double trial_gain = 0.0;            // that of the trial, relative to no drafts
+  };
+
   // What is known of batches of about so many requests: exact to 7, within 25 % above.
   StepTimes& TimesOf(int num_requests);
 
-  // The length of each draft by the probabilities of its prefixes, which do not increase.
-  std::vector<std::size_t> Choose(const std::vector<std::vector<double>>& probs,
-                                  double own_seconds);
+  // The draft tokens that pay most, by the probabilities of drafts' prefixes.
+  Choice Choose(const std::vector<PrefixTree>& chains, double own_seconds);
 
   int num_tokens_;
   bool has_slots_, may_pause_, reads_slots_ = false, is_timing_ = false;
