@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import operator
 import sys
 import threading
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.arguments import check_int
 from lattice_bpd.token_ids import check_has_values
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def select_top_k(
     """
     is_torch = check_shape(head_logits, where)
     if type(top_k) is not int or not 1 <= top_k <= head_logits.shape[-1]:
-        top_k = _checked_top_k(top_k, int(head_logits.shape[-1]), where)
+        top_k = check_int(f"{where}: top_k", top_k, 1, int(head_logits.shape[-1]))
     float_type = _element_type(head_logits, where, is_torch)
     try:
         if is_torch and head_logits.device.type != "cpu":
@@ -315,18 +315,6 @@ def select_top_k(
     if token_ids.ndim == 2:
         token_ids, scores = token_ids[None], scores[None]
     return Candidates(token_ids, scores)
-
-
-def _checked_top_k(top_k: int, vocab_size: int, where: str) -> int:
-    try:
-        number = operator.index(top_k)
-    except TypeError:
-        raise TypeError(f"{where}: top_k is {top_k!r}; expected an integer") from None
-    if not 1 <= number <= vocab_size:
-        raise ValueError(
-            f"{where}: top_k is {number}; expected 1..{vocab_size} (the vocabulary of head_logits)"
-        )
-    return number
 
 
 def _element_type(head_logits: Any, where: str, is_torch: bool) -> str:

@@ -16,8 +16,7 @@ from transformers.generation import utils as generation_utils
 
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
-from lattice_bpd.models.forward import read_features
-from lattice_bpd.models.hooks import in_this_thread
+from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.lm_call import pass_cache
 from lattice_bpd.verify.target import TargetOutput
 
@@ -128,18 +127,10 @@ class Prefill:
                 "generate them one at a time"
             )
         self._target.shift = find_shift(base, positions, self._lengths)
-        hidden: list[Tensor] = []
-        embedding = base.get_output_embeddings()
-        handle = embedding.register_forward_pre_hook(
-            in_this_thread(lambda _module, arguments: hidden.append(arguments[0]))
-        )
-        try:
-            layers = self._target.feature_layers
-            if layers:
-                inputs["output_hidden_states"] = True
-            output = base(**inputs, return_dict=True)
-        finally:
-            handle.remove()
+        output = call_forward(
+            base, base.get_output_embeddings(), {**inputs, "return_dict": True},
+            self._target.feature_layers, needs_hidden=False,
+        )  # fmt: skip
         width = int(cache.get_seq_length())
         if width != self._input_ids.shape[1]:
             raise ValueError(
@@ -147,8 +138,7 @@ class Prefill:
                 f"prompt of {self._input_ids.shape[1]} tokens; expected one for each token; use "
                 "the model's own generate"
             )
-        features = read_features(base, output, layers)
-        return TargetOutput(output.logits[:, -1:], hidden[-1][:, -1:], features), cache
+        return TargetOutput(output.logits[:, -1:], output.hidden[:, -1:], output.features), cache
 
 
 def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:
