@@ -393,7 +393,7 @@ def test_options_that_no_drafter_of_ours_reads_are_logged(
 @pytest.mark.parametrize(
     ("additional", "message"),
     [
-        ({}, "options are None; expected an object"),
+        ({}, "additional_config has none; expected an object"),
         ({"lattice_bpd": "my-drafter"}, "options are 'my-drafter'; expected an object"),
         ({"lattice_bpd": {"directry": "a"}}, "'directry'; did you mean 'directory'"),
         ({"lattice_bpd": {"draft": "tree"}}, "draft is 'tree'; expected one of mixture"),

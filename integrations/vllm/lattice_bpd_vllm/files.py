@@ -175,6 +175,12 @@ def _read_lms(
         return ()
     if options.lm is not None:
         files = [options.lm] if isinstance(options.lm, str) else options.lm
+        for name in files:
+            if not Path(name).is_file():
+                raise FileNotFoundError(
+                    f"{CONFIG_KEY}: lm {name} is not there, or is no file; expected an n-gram LM, "
+                    "as build or ngram train write it, on the machine of the worker"
+                )
         lms = [NGramLM.load(name) for name in files]
     elif file is not None:
         listed = file.lms or ([] if file.lm is None else [file.lm])

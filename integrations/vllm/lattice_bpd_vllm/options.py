@@ -103,11 +103,11 @@ class DrafterOptions:
                 f"{CONFIG_KEY}: store_tokens is {self.store_tokens}; expected {_LEAST_STORE} "
                 "or more"
             )
-        if self.threads < 0 or not 0.0 <= self.log_seconds < math.inf:
-            raise ValueError(
-                f"{CONFIG_KEY}: threads is {self.threads}, log_seconds {self.log_seconds}; "
-                "expected 0 or more"
-            )
+        for name in ("threads", "log_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{CONFIG_KEY}: {name} is {getattr(self, name)}; expected 0 or more"
+                )
 
     def check_used(self, draft: str) -> None:
         """Raise ValueError for an option that a draft form does not use."""
@@ -130,8 +130,9 @@ class DrafterOptions:
             ValueError: as the class.
         """
         if not isinstance(values, Mapping):
+            found = "additional_config has none" if values is None else f"options are {values!r}"
             raise TypeError(
-                f"{CONFIG_KEY}: options are {values!r}; expected an object: {{}} drafts from the "
+                f"{CONFIG_KEY}: {found}; expected an object of this name: {{}} drafts from the "
                 'text so far, {"directory": "/path/of/the/drafter"} with a drafter too; such as '
                 "--additional-config '{\"lattice_bpd\": {}}'"
             )
