@@ -156,7 +156,7 @@ def test_compiled_targets_are_kept_by_the_layers_they_return(
 ) -> None:
     from lattice_bpd_vllm import proposer
 
-    made: Any = SimpleNamespace(source=SimpleNamespace(layers=layers, num_slots=0))
+    made: Any = SimpleNamespace(source=SimpleNamespace(layers=layers))
     monkeypatch.setattr(proposer, "StepDrafter", lambda *_, **__: made)
     config = config_of()
     make_proposer(monkeypatch, config=config)

@@ -97,11 +97,6 @@ class LatticeProposer:
             config.additional_config["compiled_target_layers"] = list(self._layers)
         if next(target.parameters()).device.type == "cpu":
             self._check_sampling()
-        if self.options.log_seconds:
-            LOGGER.info(
-                "lattice-bpd: draft %r, %d slots of heads, n-gram LMs: %d",
-                parts.draft, self._drafter.source.num_slots, len(parts.lms),
-            )  # fmt: skip
 
     @property
     def counters(self) -> DraftCounters:

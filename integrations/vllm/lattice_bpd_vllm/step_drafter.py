@@ -95,6 +95,11 @@ class StepDrafter:
         self._is_stopped = False
         self._log_seconds = options.log_seconds or math.inf
         self._log_at = math.inf
+        if options.log_seconds:
+            logger.info(
+                "lattice-bpd: draft %r, %d slots of heads, n-gram LMs: %d",
+                parts.draft, self.source.num_slots, len(parts.lms),
+            )  # fmt: skip
 
     def propose(self, kept: Sequence[Sequence[int]], read_step: Callable[[], EngineStep]) -> Chains:
         """A draft for each request of the batch.
