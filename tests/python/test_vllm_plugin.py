@@ -164,6 +164,17 @@ def test_compiled_targets_are_kept_by_the_layers_they_return(
     assert found == (list(layers) or None)
 
 
+@pytest.mark.parametrize("log_seconds", [0, 60])
+@pytest.mark.usefixtures("vllm")
+def test_a_line_at_the_start_says_what_is_drafted_from(
+    log_seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "vllm.lattice_bpd"):
+        made = make_proposer(monkeypatch, log_seconds=log_seconds)
+    line = f"draft 'argmax', {made._drafter.source.num_slots} slots of heads, n-gram LMs: 0"
+    assert caplog.text.count(line) == (log_seconds > 0)
+
+
 def test_check_raises(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     proposer = make_proposer(monkeypatch, check=True)
     runner = vllm.runner(proposer, [Request([1, 2]), Request([3, 9])])
