@@ -7,12 +7,12 @@
 Every method has an engine in a process of its own; they take turns in random order, one at a time.
 So many requests as the load run at a time; above load 1 a turn is three times as many, and the next
 one takes the place of one that ends, as in a server. Instruction prompts of the yardstick's test
-half, greedy, `--tokens` each. Printed by load: tokens per call of the model for each request (its
-prompt's call included), tokens/s of wall-clock time, the same relative to plain vLLM on these turns
-(95 % bootstrap interval over turns, where there are several) and by processor time, the drafter's
-own time per step, and texts equal to those of plain vLLM at load 1. Where texts differ first, plain
-vLLM is asked for the log probabilities there: a difference above `--near-tie` nats is an error and
-ends the program.
+half or those of `--prompts`, greedy, `--tokens` each, every turn with others. Printed by load:
+tokens per call of the model for each request (its prompt's call included), tokens/s of wall-clock
+time, the same relative to plain vLLM on these turns (95 % bootstrap interval over turns, where
+there are several) and by processor time, the drafter's own time per step, and texts equal to those
+of plain vLLM at load 1. Where texts differ first, plain vLLM is asked for the log probabilities
+there: a difference above `--near-tie` nats is an error and ends the program.
 
 vLLM's `suffix` method needs `pip install --no-deps arctic-inference==0.1.1`.
 """
@@ -40,7 +40,7 @@ os.environ.update(
 PROMPTS = Path(__file__).resolve().parent / "prompts" / "prompts.jsonl"
 OURS = {"method": "custom_class", "model": "lattice_bpd_vllm.LatticeProposer"}
 PLAIN = "plain"
-COUNTS = {1: 18, 8: 48, 16: 48}  # prompts by load
+TURNS = {1: 18, 8: 2, 16: 1}  # by load
 WARM_UP, LONGEST = 64, 512  # tokens of an answer, of a prompt
 
 
@@ -64,19 +64,20 @@ def methods(drafter: str, length: int) -> dict[str, dict[str, Any]]:
         "ours, text": ours(),
         "ours, text and LM": ours(directory=drafter, sources=["lm", "text"]),
         "ours, text, LM, heads": ours(directory=drafter),
+        "ours, text, LM, store": ours(directory=drafter, sources=["lm", "text"], store=""),
     }
 
 
-def read_prompts(model: str, skip: int) -> list[list[int]]:
-    """Prompts of one turn, one of each kind after the other; long ones are left out."""
+def read_prompts(model: str, path: Path, skip: int) -> list[list[int]]:
+    """Prompts of one message, one of each kind after the other; long ones are left out."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    rows = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if row["split"] == "test" and "messages" in row:
-            kinds.setdefault(row["kind"], []).append(row)
+        if row.get("split", "test") == "test" and "messages" in row:
+            kinds.setdefault(row.get("kind", ""), []).append(row)
     longest = max(map(len, kinds.values()))
     ordered = [some[i] for i in range(longest) for some in kinds.values() if i < len(some)]
     prompts = [
@@ -171,14 +172,18 @@ class _Steps:
         self._scheduler.update_from_output = self._inner
 
 
+def turn_size(load: int) -> int:
+    """Prompts of a turn."""
+    return 1 if load == 1 else 3 * load
+
+
 def measure(
-    engines: dict[str, Engine], prompts: list[list[int]], load: int, tokens: int
+    engines: dict[str, Engine], prompts: list[list[int]], load: int, turns: int, tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Each turn by each method."""
     rng, runs = random.Random(load), {name: [] for name in engines}  # type: ignore[var-annotated]
-    count, size = COUNTS.get(load, 3 * load), 1 if load == 1 else 3 * load
-    for start in range(0, count, size):
-        batch = prompts[start : start + size]
+    for turn in range(turns):
+        batch = prompts[turn * turn_size(load) :][: turn_size(load)]
         for name in rng.sample(list(engines), len(engines)):
             time.sleep(0.05)  # threads of the last engine stop waiting for work
             runs[name].append(engines[name].call(batch, tokens, 0, load))
@@ -268,7 +273,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="some of them only, by the number printed")
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines with messages")
     parser.add_argument("--skip", type=int, default=0, help="leave out the first prompts")
+    parser.add_argument("--turns", type=int, help=f"of each load (default: {TURNS}, 1 elsewhere)")
     parser.add_argument("--length", type=int, default=8, help="num_speculative_tokens of ours")
     parser.add_argument("--near-tie", type=float, default=0.5, help="nats")
     parser.add_argument("--json", type=Path, help="append the results")
@@ -278,7 +285,14 @@ def main() -> None:
         names = list(chosen)
         chosen = {PLAIN: chosen[PLAIN], **{names[int(n)]: chosen[names[int(n)]]
                                            for n in args.methods}}  # fmt: skip
-    prompts = read_prompts(args.model, args.skip)
+    turns = {load: args.turns or TURNS.get(load, 1) for load in args.loads}
+    prompts = read_prompts(args.model, args.prompts, args.skip)
+    needed = max(turns[load] * turn_size(load) + load for load in args.loads)  # and a warm-up's
+    if len(prompts) < needed:
+        raise SystemExit(
+            f"bench_vllm: {len(prompts)} prompts of up to {LONGEST} tokens; expected {needed} for "
+            f"these loads and turns: use --prompts FILE with more"
+        )
     import vllm  # once, before the processes fork
 
     engines = {
@@ -293,7 +307,7 @@ def main() -> None:
             engine.call(prompts[-load:], WARM_UP, 0, load)
     expected: list[list[int]] = []
     for load in args.loads:
-        runs = measure(engines, prompts, load, args.tokens)
+        runs = measure(engines, prompts, load, turns[load], args.tokens)
         for name, found in runs.items():
             texts = [text for run in found for text in run["texts"]]
             if not expected:

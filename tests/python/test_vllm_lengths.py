@@ -325,14 +325,14 @@ def test_a_slow_first_measurement_is_not_believed_for_ever() -> None:
 
 
 def test_heads_are_read_where_they_cost_little_of_what_drafts_gain() -> None:
-    """They cost a hundredth of a step, then half of what drafts gain, then a hundredth again.
+    """They cost a hundredth of a step, then a third of what drafts gain, then a hundredth again.
 
     Drafts of the LM pay all the time.
     """
     lm = NGramLM.train([[1, 1, 1, 1, 2] * 8], 2, vocab_size=4, smoothing="witten_bell")
     clock = Clock(1.0, 0.05, 1, 2, has_slots=True)
     clock.texts = [make_text([lm._core])]
-    for cost in (0.01, 0.35, 0.01):
+    for cost in (0.01, 0.5, 0.01):
         reads, probs = list[bool](), [[0.9, 0.8]]
 
         def spend(with_slots: bool, cost: float = cost, reads: list[bool] = reads) -> float:

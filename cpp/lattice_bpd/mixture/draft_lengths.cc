@@ -16,10 +16,10 @@ constexpr int kTrial = 64;           // steps after which the other choice is tr
 constexpr int kRecent = 8, kOld = 512;  // steps of a size that are kept; after which they are old
 constexpr int kRenewed = 8;          // steps after which times are computed again; fewer at first
 constexpr int kFew = 3;              // steps from which on a low time is no chance
-constexpr double kRate = 0.1;        // weight of a new gain
-constexpr double kLeastWorth = 3.0;  // what drafts with slots gain, relative to what these cost
-constexpr double kPrior = 16.0, kKeep = 0.995;  // of a calibration: tokens, weight of the past
-constexpr double kForget = 0.98;                // of the longest draft, for each step
+constexpr double kLeastWorth = 4.0;  // what drafts gain, relative to what slots cost
+constexpr double kGainRate = 0.03, kCostRate = 0.1;  // weights of a new one in a mean
+constexpr double kPrior = 16.0, kKeep = 0.995;       // of a calibration: tokens, weight of the past
+constexpr double kForget = 0.98;                     // of the longest draft, for each step
 
 double Low(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -174,9 +174,8 @@ bool DraftLengths::ReadsSlots() {
   reads_slots_ = has_slots_;
   if (!has_slots_ || !may_pause_) return reads_slots_;
   StepTimes& times = TimesOf(static_cast<int>(step_.size()));
-  ++times.searches;
-  const bool is_trial = times.searches <= kTrial / 4 || times.searches % kTrial == 0;
-  const bool pays = times.gains[1] >= 1.0 + kLeastWorth * times.slots_cost;
+  const bool is_trial = times.searches < kTrial / 4 || times.searches % kTrial == 0;
+  const bool pays = times.gain >= 1.0 + kLeastWorth * times.slots_cost;
   return reads_slots_ = pays || is_trial;
 }
 
@@ -217,13 +216,12 @@ std::vector<std::vector<std::int64_t>> DraftLengths::Draft(const std::vector<Mix
   const std::vector<PrefixTree> chains = SearchMixtures(texts, heads, limits, threads);
   own_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   Choice choice = Choose(chains, own_seconds);
-  double& mean = times.gains[reads_slots_ ? 1 : 0];
-  mean += kRate * (choice.gain - mean);
+  times.gain += std::max(kGainRate, 1.0 / ++times.searches) * (choice.gain - times.gain);
   const double cost = own_seconds / times.Estimate(0)[0];
-  if (reads_slots_) times.slots_cost += kRate * (cost - times.slots_cost);
+  if (reads_slots_) times.slots_cost += kCostRate * (cost - times.slots_cost);
   if (!choice.requests.empty() && times.IsTrialDue(choice.size, choice.trial_gain)) {
     choice.size = choice.size > 0 ? 0 : choice.trial_size;
-  } else if (choice.size == 0 && !reads_slots_ && mean < 1.0) {
+  } else if (choice.size == 0 && !reads_slots_ && times.gain < 1.0 + cost) {
     times.pause = static_cast<int>(std::min<double>(cost / kShare, kTrial));
   }
   times.longest = std::max(kForget * times.longest, 1.0);
@@ -278,10 +276,7 @@ DraftLengths::Choice DraftLengths::Choose(const std::vector<PrefixTree>& chains,
       choice.trial_gain = gain, choice.trial_size = sum;
     }
   }
-  if (std::max(choice.gain, times.gains[reads_slots_ ? 1 : 0]) < 1.0 + kLeastGain) {
-    choice.gain = 1.0, choice.size = 0;
-  }
-  choice.gain *= seconds[0] / plain;
+  if (std::max(choice.gain, times.gain) < 1.0 + kLeastGain) choice.gain = 1.0, choice.size = 0;
   return choice;
 }
 

@@ -57,15 +57,15 @@ class StepTimes {
   // By draft tokens, where measured.
   std::map<int, double> Known() const;
 
-  bool was_plain = true;     // the last step had no drafts
-  int num_plain = 0;         // steps without drafts
-  int largest = 0;           // draft tokens of the largest step; the next has at most twice as many
-  double longest;            // tokens of the longest draft, lately
-  int pause = 0;             // steps to come without a search
-  int searches = 0;          // steps with a search
-  double gains[2] = {1, 1};  // mean expected speed without and with slots, relative to no drafts
-  double slots_cost = 0.0;   // mean time of drafting with slots, relative to a step without drafts
-  double token_cost;         // of a search: a quarter or more of what a token costs all requests
+  bool was_plain = true;    // the last step had no drafts
+  int num_plain = 0;        // steps without drafts
+  int largest = 0;          // draft tokens of the largest step; the next has at most twice as many
+  double longest;           // tokens of the longest draft, lately
+  int pause = 0;            // steps to come without a search
+  int searches = 0;         // steps with a search
+  double gain = 1.0;        // mean expected speed, relative to no drafts
+  double slots_cost = 0.0;  // mean time of drafting with slots, relative to a step without drafts
+  double token_cost;        // of a search: a quarter or more of what a token costs all requests
 
   static int GridSize(int index);
 
@@ -129,8 +129,8 @@ class DraftLengths {
   struct Choice {
     std::vector<std::size_t> requests;  // whose draft each token extends, the best token first
     int size = 0, trial_size = 0;       // how many of them; how many if drafts are tried
-    double gain = 1.0;                  // expected speed, relative to no search and no drafts
-    double trial_gain = 0.0;            // that of the trial, relative to no drafts
+    double gain = 1.0;                  // expected speed, relative to no drafts
+    double trial_gain = 0.0;            // that of the trial
   };
 
   // What is known of batches of about so many requests: exact to 7, within 25 % above.
