@@ -287,11 +287,11 @@ def main() -> None:
                                            for n in args.methods}}  # fmt: skip
     turns = {load: args.turns or TURNS.get(load, 1) for load in args.loads}
     prompts = read_prompts(args.model, args.prompts, args.skip)
-    needed = max(turns[load] * turn_size(load) + load for load in args.loads)  # and a warm-up's
+    needed = max(turns[load] * turn_size(load) for load in args.loads)  # the last ones warm up
     if len(prompts) < needed:
         raise SystemExit(
             f"bench_vllm: {len(prompts)} prompts of up to {LONGEST} tokens; expected {needed} for "
-            f"these loads and turns: use --prompts FILE with more"
+            "these loads and turns: use --prompts FILE with more"
         )
     import vllm  # once, before the processes fork
 
