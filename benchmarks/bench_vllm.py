@@ -117,8 +117,8 @@ def _serve(pipe: Any, model: str, settings: dict[str, Any]) -> None:
         import vllm
 
         llm = vllm.LLM(
-            model, max_model_len=1024, max_num_seqs=16, seed=0,
-            enforce_eager=True, enable_prefix_caching=False, disable_log_stats=True, **settings,
+            model, max_model_len=1024, seed=0, enable_prefix_caching=False,
+            disable_log_stats=True, **settings,
         )  # fmt: skip
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
         counters = getattr(getattr(runner, "drafter", None), "counters", None)
@@ -275,8 +275,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines with messages")
     parser.add_argument("--skip", type=int, default=0, help="leave out the first prompts")
-    parser.add_argument("--turns", type=int, help=f"of each load (default: {TURNS}, 1 elsewhere)")
+    parser.add_argument(
+        "--turns", type=int, nargs="+", metavar="N",
+        help=f"one number for all loads or one for each (default: {TURNS}, 1 elsewhere)",
+    )  # fmt: skip
     parser.add_argument("--length", type=int, default=8, help="num_speculative_tokens of ours")
+    parser.add_argument(
+        "--engine", type=json.loads, default={"enforce_eager": True}, metavar="JSON",
+        help='other arguments of LLM, as \'{"kv_cache_memory_bytes": 4e9}\' on a GPU',
+    )  # fmt: skip
     parser.add_argument("--near-tie", type=float, default=0.5, help="nats")
     parser.add_argument("--json", type=Path, help="append the results")
     args = parser.parse_args()
@@ -285,7 +292,11 @@ def main() -> None:
         names = list(chosen)
         chosen = {PLAIN: chosen[PLAIN], **{names[int(n)]: chosen[names[int(n)]]
                                            for n in args.methods}}  # fmt: skip
-    turns = {load: args.turns or TURNS.get(load, 1) for load in args.loads}
+    turns = {load: TURNS.get(load, 1) for load in args.loads}
+    if args.turns and len(args.turns) not in (1, len(args.loads)):
+        parser.error(f"--turns: {len(args.turns)} numbers; expected 1 or {len(args.loads)}")
+    if args.turns:
+        turns = dict(zip(args.loads, args.turns * len(args.loads), strict=False))
     prompts = read_prompts(args.model, args.prompts, args.skip)
     needed = max(turns[load] * turn_size(load) for load in args.loads)  # the last ones warm up
     if len(prompts) < needed:
@@ -295,9 +306,9 @@ def main() -> None:
         )
     import vllm  # once, before the processes fork
 
+    common = {"dtype": args.dtype, "max_num_seqs": max(16, *args.loads), **args.engine}
     engines = {
-        name: Engine(args.model, {"dtype": args.dtype, **settings})
-        for name, settings in chosen.items()
+        name: Engine(args.model, {**common, **settings}) for name, settings in chosen.items()
     }
     for engine in engines.values():
         engine.result()
@@ -317,7 +328,8 @@ def main() -> None:
                 "method": name, "load": load, **describe(found, runs[PLAIN]),
                 "equal_texts": equal, "texts": min(len(texts), len(expected)),
                 "largest_margin": max(margins, default=0.0), "tokens": args.tokens,
-                "skip": args.skip, "length": args.length, "vllm": vllm.__version__,
+                "skip": args.skip, "length": args.length, "engine": args.engine,
+                "vllm": vllm.__version__,
             }  # fmt: skip
             rows.append(row)
             if args.json is not None:
