@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=8, help="num_speculative_tokens of ours")
     parser.add_argument(
         "--engine", type=json.loads, default={"enforce_eager": True}, metavar="JSON",
-        help='other arguments of LLM, as \'{"kv_cache_memory_bytes": 4e9}\' on a GPU',
+        help='other arguments of LLM, as \'{"kv_cache_memory_bytes": 4000000000}\' on a GPU',
     )  # fmt: skip
     parser.add_argument("--near-tie", type=float, default=0.5, help="nats")
     parser.add_argument("--json", type=Path, help="append the results")

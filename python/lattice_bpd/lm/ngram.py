@@ -194,7 +194,8 @@ class NGramLM:
         try:
             lm = cls(_core.load_lm(name, verify))
         except _core.FormatError:
-            refuse_foreign(name, expected="an LM file that NGramLM.save wrote", magic=LM_MAGIC)
+            expected = "an LM file of build, ngram train or NGramLM.save"
+            refuse_foreign(name, expected=expected, magic=LM_MAGIC)
             raise
         lm._file = (os.path.abspath(name), _read_header(name))  # noqa: PTH100
         return lm
