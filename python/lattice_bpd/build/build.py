@@ -332,11 +332,9 @@ def _train_heads(
             hidden = states.of(number, len(responses[number])).to(model.device, model.dtype)
             exact = torch.tensor(responses[number], device=model.device)
             lattice = heads.lattice(hidden, exact, _TOP_K)
-            # Copies: tensors would stay between freed large ones, of which each is memory lost.
             candidates[number] = (
-                lattice.token_ids.int().cpu().numpy().copy(),
-                lattice.scores.float().cpu().numpy().copy(),
-            )
+                lattice.token_ids.int().cpu().numpy(), lattice.scores.float().cpu().numpy()
+            )  # fmt: skip
     return heads, accuracy, candidates
 
 

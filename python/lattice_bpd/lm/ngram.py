@@ -194,8 +194,7 @@ class NGramLM:
         try:
             lm = cls(_core.load_lm(name, verify))
         except _core.FormatError:
-            expected = "an LM file of build, ngram train or NGramLM.save"
-            refuse_foreign(name, expected=expected, magic=LM_MAGIC)
+            refuse_foreign(name, expected="an LM file of build or ngram train", magic=LM_MAGIC)
             raise
         lm._file = (os.path.abspath(name), _read_header(name))  # noqa: PTH100
         return lm
