@@ -42,29 +42,32 @@ OURS = {"method": "custom_class", "model": "lattice_bpd_vllm.LatticeProposer"}
 PLAIN = "plain"
 TURNS = {1: 18, 8: 2, 16: 1}  # by load
 WARM_UP, LONGEST = 64, 512  # tokens of an answer, of a prompt
+V2_METHODS = 2  # the last ones, of model runner V2
 
 
 def methods(drafter: str, length: int) -> dict[str, dict[str, Any]]:
     """Settings of vLLM's `LLM`."""
 
-    def ours(**options: Any) -> dict[str, Any]:
-        speculative = {**OURS, "num_speculative_tokens": length}
+    def ours(speculative: dict[str, Any] = OURS, **options: Any) -> dict[str, Any]:
         return {
-            "speculative_config": speculative,
+            "speculative_config": {"num_speculative_tokens": length, **speculative},
             "additional_config": {"lattice_bpd": {"log_seconds": 0, **options}},
         }
 
-    ngram = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 4}
+    own = {"directory": drafter, "sources": ["lm", "text"]}
     return {
         PLAIN: {},
-        "vLLM ngram": {"speculative_config": {**ngram, "num_speculative_tokens": 4}},
+        "vLLM ngram": {"speculative_config": {"method": "ngram", **lookup}},
         "vLLM suffix": {
             "speculative_config": {"method": "suffix", "num_speculative_tokens": length}
         },
         "ours, text": ours(),
-        "ours, text and LM": ours(directory=drafter, sources=["lm", "text"]),
+        "ours, text and LM": ours(**own),
         "ours, text, LM, heads": ours(directory=drafter),
-        "ours, text, LM, store": ours(directory=drafter, sources=["lm", "text"], store=""),
+        "ours, text, LM, store": ours(**own, store=""),
+        "vLLM ngram_gpu": {"speculative_config": {"method": "ngram_gpu", **lookup}},
+        "ours in V2": ours({"method": "ngram_gpu", **lookup}, **own),
     }
 
 
@@ -121,7 +124,8 @@ def _serve(pipe: Any, model: str, settings: dict[str, Any]) -> None:
             disable_log_stats=True, **settings,
         )  # fmt: skip
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        counters = getattr(getattr(runner, "drafter", None), "counters", None)
+        drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)  # V1, V2
+        counters = getattr(drafter, "counters", None)
         pipe.send((True, None))
         while True:
             prompts, tokens, top, load = pipe.recv()
@@ -270,7 +274,11 @@ def main() -> None:
     parser.add_argument("model", help="a folder of transformers")
     parser.add_argument("--drafter", default="examples/smollm2", help="a folder of build")
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 8, 16])
-    parser.add_argument("--methods", nargs="+", help="some of them only, by the number printed")
+    parser.add_argument(
+        "--methods", type=int, nargs="+", metavar="N", choices=range(1, 9),
+        help="1 ngram, 2 suffix, 3 text, 4 text and LM, 5 with heads, 6 with a store; in model "
+        "runner V2, for GPUs: 7 ngram_gpu, 8 text and LM (default: 1 to 6)",
+    )  # fmt: skip
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="JSON lines with messages")
@@ -288,10 +296,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append the results")
     args = parser.parse_args()
     chosen = methods(args.drafter, args.length)
-    if args.methods:
-        names = list(chosen)
-        chosen = {PLAIN: chosen[PLAIN], **{names[int(n)]: chosen[names[int(n)]]
-                                           for n in args.methods}}  # fmt: skip
+    names = list(chosen)
+    picked = [0, *(args.methods or range(1, len(names) - V2_METHODS))]
+    chosen = {names[number]: chosen[names[number]] for number in picked}
     turns = {load: TURNS.get(load, 1) for load in args.loads}
     if args.turns and len(args.turns) not in (1, len(args.loads)):
         parser.error(f"--turns: {len(args.turns)} numbers; expected 1 or {len(args.loads)}")

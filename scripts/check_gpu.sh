@@ -13,6 +13,8 @@
 #                    (default: .venv/bin/python)
 #            VLLM_PYTHON  one that has vLLM, lattice_bpd, the plug-in and pytest: also tests drafts in
 #                    vLLM's model runner V2, with the stories model (PYTHON needs the demo's packages)
+#            MODEL, DRAFTER  a model and a folder of build for it: VLLM_PYTHON also times plain vLLM,
+#                    its n-grams and our drafts in either model runner (10 minutes more)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -61,5 +63,11 @@ if [[ -n ${VLLM_PYTHON:-} ]]; then
   [[ -f $folder/expected.json ]] || "$python" integrations/vllm/tests/prepare.py "$folder"
   LATTICE_BPD_VLLM_FOLDER=$folder "$VLLM_PYTHON" -m pytest -c integrations/vllm/tests/pytest.ini \
     integrations/vllm/tests/test_runner_v2.py || status=$?
+fi
+
+if [[ -n ${VLLM_PYTHON:-} && -n ${MODEL:-} ]]; then
+  "$VLLM_PYTHON" benchmarks/bench_vllm.py "$MODEL" \
+    --drafter "${DRAFTER:-examples/smollm2}" --methods 1 4 7 8 \
+    --engine '{"kv_cache_memory_bytes": 4000000000, "gpu_memory_utilization": 0.1}' || status=$?
 fi
 exit "$status"
