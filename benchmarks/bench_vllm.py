@@ -42,7 +42,6 @@ OURS = {"method": "custom_class", "model": "lattice_bpd_vllm.LatticeProposer"}
 PLAIN = "plain"
 TURNS = {1: 18, 8: 2, 16: 1}  # by load
 WARM_UP, LONGEST = 64, 512  # tokens of an answer, of a prompt
-V2_METHODS = 2  # the last ones, of model runner V2
 
 
 def methods(drafter: str, length: int) -> dict[str, dict[str, Any]]:
@@ -275,7 +274,7 @@ def main() -> None:
     parser.add_argument("--drafter", default="examples/smollm2", help="a folder of build")
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument(
-        "--methods", type=int, nargs="+", metavar="N", choices=range(1, 9),
+        "--methods", type=int, nargs="+", metavar="N", choices=range(1, 9), default=range(1, 7),
         help="1 ngram, 2 suffix, 3 text, 4 text and LM, 5 with heads, 6 with a store; in model "
         "runner V2, for GPUs: 7 ngram_gpu, 8 text and LM (default: 1 to 6)",
     )  # fmt: skip
@@ -297,13 +296,11 @@ def main() -> None:
     args = parser.parse_args()
     chosen = methods(args.drafter, args.length)
     names = list(chosen)
-    picked = [0, *(args.methods or range(1, len(names) - V2_METHODS))]
-    chosen = {names[number]: chosen[names[number]] for number in picked}
-    turns = {load: TURNS.get(load, 1) for load in args.loads}
-    if args.turns and len(args.turns) not in (1, len(args.loads)):
-        parser.error(f"--turns: {len(args.turns)} numbers; expected 1 or {len(args.loads)}")
-    if args.turns:
-        turns = dict(zip(args.loads, args.turns * len(args.loads), strict=False))
+    chosen = {names[number]: chosen[names[number]] for number in (0, *args.methods)}
+    given = args.turns or [TURNS.get(load, 1) for load in args.loads]
+    if len(given) not in (1, len(args.loads)):
+        parser.error(f"--turns: {len(given)} numbers; expected 1 or {len(args.loads)}")
+    turns = dict(zip(args.loads, given * len(args.loads), strict=False))
     prompts = read_prompts(args.model, args.prompts, args.skip)
     needed = max(turns[load] * turn_size(load) for load in args.loads)  # the last ones warm up
     if len(prompts) < needed:

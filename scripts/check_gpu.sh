@@ -66,8 +66,7 @@ if [[ -n ${VLLM_PYTHON:-} ]]; then
 fi
 
 if [[ -n ${VLLM_PYTHON:-} && -n ${MODEL:-} ]]; then
-  "$VLLM_PYTHON" benchmarks/bench_vllm.py "$MODEL" \
-    --drafter "${DRAFTER:-examples/smollm2}" --methods 1 4 7 8 \
+  "$VLLM_PYTHON" benchmarks/bench_vllm.py "$MODEL" ${DRAFTER:+--drafter "$DRAFTER"} --methods 1 4 7 8 \
     --engine '{"kv_cache_memory_bytes": 4000000000, "gpu_memory_utilization": 0.1}' || status=$?
 fi
 exit "$status"
