@@ -7,8 +7,10 @@ import fcntl
 import glob
 import json
 import os
+import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,12 +73,12 @@ def replacing_durably(path: Path) -> Iterator[Path]:
     folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         _remove_leftovers(target)
-        folder.mkdir(exist_ok=True)
-        temporary = folder / target.name
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())  # the rename is not to reach the disk before the file
-        temporary.replace(target)
+        with temporary_folder(folder):
+            temporary = folder / target.name
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())  # the rename is not to reach the disk before the file
+            temporary.replace(target)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
@@ -84,8 +86,28 @@ def replacing_durably(path: Path) -> Iterator[Path]:
             f"cannot write {path}: {reason}; what was there before is untouched",
             os.fspath(path),
         ) from None
+
+
+@contextmanager
+def temporary_folder(folder: Path | None = None) -> Iterator[Path]:
+    """A folder that is removed after the block, also if a signal interrupts its removal.
+
+    Args:
+        folder: its path; a new one in the system's temporary folder when None.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = folder or Path(tempfile.gettempdir(), f"lattice-bpd-{secrets.token_hex(8)}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 @contextmanager

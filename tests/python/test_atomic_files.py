@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -104,3 +105,33 @@ def test_a_descriptor_that_is_a_file_is_not_replaced(tmp_path):
         inode = os.fstat(file.fileno()).st_ino
         write_text(link, "text")
     assert (log.read_text(), log.stat().st_ino, link.is_symlink()) == ("text", inode, True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files left open
+def test_an_interrupt_at_any_moment_leaves_no_temporary_folder(tmp_path):
+    """As a signal does, an exception is raised at the n-th call of a function or its end."""
+
+    def write() -> None:
+        with replacing_durably(tmp_path / "file") as temporary:
+            temporary.write_text("new")
+
+    def interrupt(_frame: object, event: str, function: object) -> None:
+        nonlocal countdown
+        if event in ("call", "c_call", "c_return") and function is not sys.setprofile:
+            countdown -= 1
+            if not countdown:
+                raise KeyboardInterrupt
+
+    write()  # the first time compiles patterns
+    moment = countdown = 0
+    while countdown <= 0:
+        moment += 1
+        countdown = moment
+        try:
+            sys.setprofile(interrupt)
+            write()
+            sys.setprofile(None)
+        except (KeyboardInterrupt, OSError):  # rmtree may close a descriptor twice
+            sys.setprofile(None)
+        assert names(tmp_path) == ["file"], moment
+    assert moment > 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from lattice_bpd import _core
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import temporary_folder
 from lattice_bpd.token_ids import Int32Array, Int64Array
 from lattice_bpd.train.corpus import Encoder, encode_pieces, group_pieces, load_encoder
 from lattice_bpd.train.text_files import Boundaries, Location, Piece, json_field, split_text
@@ -285,11 +285,11 @@ def load_here(tokenizer: TokenizerFiles) -> Encoder:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             for name, data in tokenizer.files:
-                (Path(folder) / name).write_bytes(data)
-            merges = str(Path(folder) / tokenizer.merges) if tokenizer.merges else None
-            encoder = load_encoder(str(Path(folder) / tokenizer.main), merges=merges, threads=1)
+                (folder / name).write_bytes(data)
+            merges = str(folder / tokenizer.merges) if tokenizer.merges else None
+            encoder = load_encoder(str(folder / tokenizer.main), merges=merges, threads=1)
     except OSError as error:
         raise OSError(
             f"{tokenizer.name}: the tokenizer cannot be written on an executor ({error}); free "

@@ -205,9 +205,7 @@ class LatticeInput:
                 transition between unmasked candidates that is not finite, or a token id that is
                 negative or occurs twice in a slot.
         """
-        self._check_names(where)
-        token_ids, scores, start, transitions = self._host_arrays(where)
-        unary = self._unary_scores(scores, start)
+        token_ids, unary, transitions = self._host_arrays(where)
         try:
             return _core.sausages_of(token_ids, np.ascontiguousarray(unary), transitions)
         except ValueError as error:
@@ -224,9 +222,7 @@ class LatticeInput:
         Raises:
             TypeError, ValueError: as `to_sausages`.
         """
-        self._check_names(where)
-        token_ids, scores, start, transitions = self._host_arrays(where)
-        unary = self._unary_scores(scores, start)
+        token_ids, unary, transitions = self._host_arrays(where)
         if transitions is None and not self.are_log_probs:
             top = unary.max(axis=-1, keepdims=True)
             top = np.where(np.isneginf(top), np.float32(0.0), top)  # a masked slot
@@ -267,8 +263,9 @@ class LatticeInput:
 
     def _host_arrays(
         self, where: str
-    ) -> tuple[npt.NDArray[np.int32], Float32Array, Float32Array | None, Float32Array | None]:
-        """Token ids, scores, start and transitions, checked."""
+    ) -> tuple[npt.NDArray[np.int32], Float32Array, Float32Array | None]:
+        """Token ids, scores of candidates alone, and transitions, checked."""
+        self._check_names(where)
         given = {"token_ids": self.token_ids, **self._floats()}
         given = {name: array for name, array in given.items() if array is not None}
         is_torch = is_torch_tensor(self.token_ids)
@@ -293,10 +290,8 @@ class LatticeInput:
             raise ValueError(
                 f"{where}: scores has NaN or +inf; expected numbers, or -inf as a mask"
             )
-        return (
-            _to_int32(where, self.token_ids), floats["scores"], floats.get("start"),
-            floats.get("transitions"),
-        )  # fmt: skip
+        unary = self._unary_scores(floats["scores"], floats.get("start"))
+        return _to_int32(where, self.token_ids), unary, floats.get("transitions")
 
     def _check_shapes(self, where: str, given: dict[str, Any]) -> None:
         shape = tuple(self.token_ids.shape)

@@ -6,13 +6,12 @@ import gzip
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lattice_bpd import _core
-from lattice_bpd.atomic_files import replacing_durably
+from lattice_bpd.atomic_files import replacing_durably, temporary_folder
 from lattice_bpd.lm.training import native_path
 from lattice_bpd.text_input import GZIP, ZSTD, read_chunks, refuse_foreign
 from lattice_bpd.vocabulary import StrPath, ascii_codec
@@ -60,8 +59,8 @@ def open_arpa(path: StrPath, codec: str) -> Iterator[str]:
     with ExitStack() as stack:
         plain = source
         if Path(source).is_file() and _needs_copy(source):
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            plain = os.fspath(_unpack(Path(source), Path(folder)))
+            folder = stack.enter_context(temporary_folder())
+            plain = os.fspath(_unpack(Path(source), folder))
         try:
             yield plain
         except _core.FormatError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
+from lattice_bpd.atomic_files import temporary_folder
 from lattice_bpd.extensions import require
 from lattice_bpd.lm.arpa_files import open_arpa, write_gzip
 from lattice_bpd.lm.training import (
@@ -467,8 +467,8 @@ class NGramLM:
         """
         if self._file is not None:
             return _load_again, self._file
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "lm")
+        with temporary_folder() as folder:
+            path = folder / "lm"
             self._core.save(os.fspath(path))
             return _load_bytes, (path.read_bytes(),)
 
@@ -528,7 +528,7 @@ def _load_again(path: str, header: bytes) -> NGramLM:
 
 def _load_bytes(data: bytes) -> NGramLM:
     """Restores a pickled LM: it maps a temporary file that is deleted at once."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "lm")
+    with temporary_folder() as folder:
+        path = folder / "lm"
         path.write_bytes(data)
         return NGramLM(_core.load_lm(os.fspath(path), None))

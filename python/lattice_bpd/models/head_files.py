@@ -8,7 +8,7 @@ complete. A sample of the target's weights tells whether it is the one that head
 from __future__ import annotations
 
 import json
-import tempfile
+import secrets
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lattice_bpd._core import FormatError
+from lattice_bpd.atomic_files import temporary_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -186,10 +187,10 @@ def staged_folder(directory: Path, last: str = "") -> Iterator[Path]:
         OSError: the directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".saving-") as name:
-        yield Path(name)
-        paths = sorted(Path(name).iterdir(), key=lambda path: (path.name == last, path.name))
-        (new := Path(name, ".new")).touch()
+    with temporary_folder(directory / f".saving-{secrets.token_hex(8)}") as folder:
+        yield folder
+        paths = sorted(folder.iterdir(), key=lambda path: (path.name == last, path.name))
+        (new := folder / ".new").touch()
         for path in paths:
             if path.is_file():  # safetensors writes files for their owner alone
                 path.chmod(new.stat().st_mode)

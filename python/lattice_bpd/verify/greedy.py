@@ -139,24 +139,6 @@ def logits_row(logits: Tensor) -> FloatRow:
     return logits.float().numpy(force=True)
 
 
-def greedy_token(row: FloatRow) -> int:
-    """The target's greedy choice at one position.
-
-    Args:
-        row: (V,) float32 logits.
-
-    Returns:
-        The smallest id if several logits share the maximum.
-
-    Raises:
-        ValueError: a NaN among the logits.
-    """
-    best = row.argmax()
-    if row[best] != row[best]:
-        raise ValueError(_NAN)
-    return int(best)
-
-
 def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:
     """The number of leading tokens of each draft that the target agrees with.
 

@@ -30,7 +30,7 @@ from lattice_bpd.decode.certificate.noise import (
 )
 from lattice_bpd.decode.certificate.own_generate import margin_of
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.verify.greedy import DraftCandidates, greedy_token, logits_row
+from lattice_bpd.verify.greedy import DraftCandidates, greedy_tokens, logits_row
 
 FORMAT, VERSION = "lattice-bpd certificate", 3
 _ROW_BYTES = 1 << 28  # of logits that are kept for the comparison
@@ -198,7 +198,7 @@ class MarginSelector:
     def choose(self, logits: torch.Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
         """See `lattice_bpd.verify.greedy.TokenSelector`."""
         row, position = logits_row(logits), len(self.margins)
-        best = greedy_token(row)
+        best = int(greedy_tokens(torch.from_numpy(row)))
         self.margins.append(margin_of(row, best))
         if position % self._stride == 0:
             self.rows[position] = logits.detach().to("cpu", copy=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from lattice_bpd.verify.greedy import FloatRow, greedy_token
+from lattice_bpd.verify.greedy import FloatRow, greedy_tokens, logits_row
 
 Take = Callable[[int, Tensor], None]
 
@@ -110,8 +110,8 @@ class Choices:
 
     def __call__(self, index: int, scores: Tensor) -> None:
         """Record one position."""
-        row: FloatRow = scores.float().numpy(force=True)
-        self.token_ids.append(greedy_token(row))
+        row = logits_row(scores)
+        self.token_ids.append(int(greedy_tokens(torch.from_numpy(row))))
         self.margins.append(margin_of(row, self._text[index]))
 
     @property

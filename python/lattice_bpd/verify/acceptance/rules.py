@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lattice_bpd.arguments import check_int, check_number
@@ -18,7 +19,7 @@ from lattice_bpd.verify.greedy import (
     DraftCandidates,
     FloatRow,
     TokenSelector,
-    greedy_token,
+    greedy_tokens,
     logits_row,
 )
 
@@ -150,7 +151,7 @@ class RelaxedSelector:
             ValueError: a NaN among the logits.
         """
         row = logits_row(logits)
-        best = greedy_token(row)
+        best = int(greedy_tokens(torch.from_numpy(row)))
         token = self._rule.pick(row, best, candidates)
         if token != best:
             self.regrets.append((self._chosen, float(row[best]) - float(row[token])))
