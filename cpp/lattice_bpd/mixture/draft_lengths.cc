@@ -13,9 +13,11 @@ namespace {
 constexpr double kLeastGain = 0.05;  // errors of estimates may hide less, unless the mean is more
 constexpr double kShare = 0.005;     // of the time, for searches without drafts, and lost by trials
 constexpr int kTrial = 64;           // steps after which the other choice is tried; fewer at first
-constexpr int kRecent = 8, kOld = 512;  // steps of a size that are kept; after which they are old
-constexpr int kRenewed = 8;          // steps after which times are computed again; fewer at first
+constexpr int kOld = 512;            // steps after which the time of a size is no longer known
 constexpr int kFew = 3;              // steps from which on a low time is no chance
+constexpr double kMostError = 0.25;  // of a step's logarithm: interruptions count no more
+constexpr double kFar = 0.5;         // likewise: kFew such steps are no interruptions
+constexpr double kLevelRate = 0.1, kSizeRate = 1.0 / 64;  // weights of a step in mean logarithms
 constexpr double kLeastWorth = 4.0;  // what drafts gain, relative to what slots cost
 constexpr double kGainRate = 0.03, kCostRate = 0.1;  // weights of a new one in a mean
 constexpr double kPrior = 16.0, kKeep = 0.995;       // of a calibration: tokens, weight of the past
@@ -33,12 +35,6 @@ int GridIndex(int size) {
   int index = 0;
   while (StepTimes::GridSize(index) < size) ++index;
   return index;
-}
-
-template <typename T>
-void KeepLast(std::size_t count, T value, std::vector<T>* values) {
-  if (values->size() == count) values->erase(values->begin());
-  values->push_back(value);
 }
 
 }  // namespace
@@ -84,36 +80,45 @@ void StepTimes::Add(int size, double seconds) {
   const int now = num_plain + num_drafts_;
   const auto index = static_cast<std::size_t>(GridIndex(size));
   if (sizes_.size() <= index) sizes_.resize(index + 1);
-  KeepLast(kRecent, seconds, &sizes_[index].recent);
-  sizes_[index].last = now;
-  if (size > 0) KeepLast(2 * kRecent, {size, seconds}, &drafted_);
-  if (now % kRenewed != 0 && now >= kOld / kRenewed) return;
-  for (std::size_t i = 1; i < sizes_.size(); ++i) {
-    if (now - sizes_[i].last >= kOld) sizes_[i].recent.clear();
+  Size& one = sizes_[index];
+  const double log = std::log(std::max(seconds, 1e-9)) - level_;
+  const bool is_far = one.steps >= kFew && std::abs(log - one.log) > kFar;
+  one.num_far = is_far ? one.num_far + 1 : 0;
+  if (one.num_far == kFew) one.steps = one.num_far = 0;  // no chance: the size is known anew
+  if (one.steps < kFew) {
+    one.log = one.steps == 0 ? log : std::min(one.log, log);
+  } else {
+    const double error = std::clamp(log - one.log, -kMostError, kMostError);
+    one.log += std::max(1.0 / (one.steps + 1), kSizeRate) * error;
+    level_ += kLevelRate * error;
   }
-  estimates_.clear();
+  ++one.steps;
+  one.last = now;
+  for (std::size_t i = 1; i < sizes_.size(); ++i) {
+    if (now - sizes_[i].last >= kOld) sizes_[i].steps = 0;
+  }
 }
 
-const std::vector<double>& StepTimes::Estimate(int size) {
-  const auto count = static_cast<std::size_t>(GridIndex(size)) + 1;
-  if (estimates_.size() >= count) return estimates_;
-  double seconds = Low(sizes_[0].recent);
+std::vector<double> StepTimes::Estimate(int size) {
+  const std::map<int, double> times = Known();
+  double seconds = times.at(0);
   std::vector<double> slopes;
-  for (const auto& [tokens, time] : drafted_) slopes.push_back((time - seconds) / tokens);
+  for (const auto& [tokens, time] : times) {
+    if (tokens > 0) slopes.push_back((time - seconds) / tokens);
+  }
   const double slope = slopes.empty() ? 0.0 : std::max(Low(slopes), 0.0);
   int exponent = 0;
   std::frexp(std::max(num_requests_ * slope / seconds, 1e-6), &exponent);
   token_cost = std::ldexp(1.0, std::min(exponent - 2, -2));
-  estimates_.clear();
+  std::vector<double> estimates;
   int known = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const int tokens = GridSize(static_cast<int>(i));
-    if (i > 0 && i < sizes_.size() && sizes_[i].recent.size() >= kFew) {
-      seconds = Low(sizes_[i].recent), known = tokens;
-    }
-    estimates_.push_back(seconds + slope * (tokens - known));
+  for (int i = 0; i <= GridIndex(size); ++i) {
+    const int tokens = GridSize(i);
+    const auto n = static_cast<std::size_t>(i);
+    if (n < sizes_.size() && sizes_[n].steps >= kFew) seconds = times.at(tokens), known = tokens;
+    estimates.push_back(seconds + slope * (tokens - known));
   }
-  return estimates_;
+  return estimates;
 }
 
 bool StepTimes::IsTrialDue(int size, double gain) const {
@@ -126,7 +131,9 @@ bool StepTimes::IsTrialDue(int size, double gain) const {
 std::map<int, double> StepTimes::Known() const {
   std::map<int, double> known;
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
-    if (!sizes_[i].recent.empty()) known[GridSize(static_cast<int>(i))] = Low(sizes_[i].recent);
+    if (sizes_[i].steps > 0) {
+      known[GridSize(static_cast<int>(i))] = std::exp(level_ + sizes_[i].log);
+    }
   }
   return known;
 }
@@ -258,7 +265,7 @@ DraftLengths::Choice DraftLengths::Choose(const std::vector<PrefixTree>& chains,
   added.resize(
       std::min(added.size(), static_cast<std::size_t>(std::max(2 * times.largest, count))));
   const auto most = static_cast<int>(added.size());
-  const std::vector<double>& seconds = times.Estimate(most);
+  const std::vector<double> seconds = times.Estimate(most);
   const double plain = seconds[0] + own_seconds;
   Choice choice;
   std::vector<double> logs = {0.0};

@@ -45,10 +45,10 @@ class StepTimes {
   // A step with so many draft tokens.
   void Add(int size, double seconds);
 
-  // Of steps of GridSize(0), GridSize(1), .. draft tokens, to `size` or more. Of recent steps a low
-  // one counts, since interruptions only add time. Sizes of fewer than three steps are on a line of
-  // a low slope of recent ones.
-  const std::vector<double>& Estimate(int size);
+  // Of steps of GridSize(0), GridSize(1), .. draft tokens, to `size` or more, at the machine's
+  // speed of late: what other programs do to all steps does not change how sizes compare. Sizes of
+  // fewer than three steps are on a line of a low slope.
+  std::vector<double> Estimate(int size);
 
   // Whether to do the other than to verify `size` draft tokens, to measure it again. `gain`: speed
   // with the drafts to try, relative to none.
@@ -71,14 +71,14 @@ class StepTimes {
 
  private:
   struct Size {
-    std::vector<double> recent;
-    int last = 0;  // the step that was measured last
+    double log = 0.0;         // mean logarithm of the time, less the level
+    int steps = 0, last = 0;  // measured; the last one of them
+    int num_far = 0;          // of the last ones, far from the mean
   };
 
   int num_requests_, num_drafts_ = 0, num_same_ = 0;
-  std::vector<Size> sizes_;                      // of the grid
-  std::vector<std::pair<int, double>> drafted_;  // recent steps with drafts
-  std::vector<double> estimates_;
+  double level_ = 0.0;       // mean logarithm of recent steps' times, less that of their size
+  std::vector<Size> sizes_;  // of the grid
 };
 
 // Drafts for the requests of an engine, as long as pays.
