@@ -209,7 +209,7 @@ def make_proposer(
     from lattice_bpd_vllm import proposer
 
     heads = PerfectHeads() if heads is ... else heads
-    parts = DrafterParts(heads, (), DraftConfig(top_k=4), draft, vocab_size)
+    parts = DrafterParts(heads, (), DraftConfig(top_k=4), draft, vocab_size, vocab_source="LM a.lm")
     monkeypatch.setattr(proposer, "load_parts", lambda _: parts)
     made = proposer.LatticeProposer(config or config_of(**{"log_seconds": 0, **options}))
     made.load_model(Target())

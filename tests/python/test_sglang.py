@@ -115,7 +115,8 @@ def test_options_are_checked(text: str, message: str) -> None:
 def test_lms_of_another_target_and_small_trees_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.lm"
     NGramLM.train([[1, 2]], 2, vocab_size=VOCAB + 1, smoothing="witten_bell").save(path)
-    with pytest.raises(ValueError, match=f"are for {VOCAB + 1} tokens, the target has {VOCAB}"):
+    found = rf"LM .*other\.lm has a vocabulary of {VOCAB + 1}, the target of {VOCAB}"
+    with pytest.raises(ValueError, match=found):
         make_trees(lm=str(path))
     with pytest.raises(ValueError, match="expected --speculative-num-draft-tokens 2 or more"):
         make_trees(1)

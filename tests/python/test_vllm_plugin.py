@@ -299,8 +299,8 @@ def test_what_does_not_fit_is_refused(vllm: Any, monkeypatch: pytest.MonkeyPatch
     wide.hidden_size = 99
     more = MedusaHeads(VOCAB * (SLOTS + 1), VOCAB + 3, SLOTS)  # with logits of their own
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"vocab_size": 20}, "logits have 16 columns, drafter and LM a vocabulary of 20"),
-        ({"vocab_size": 24, "config": padded}, "16 columns, drafter and LM a vocabulary of 24"),
+        ({"vocab_size": 20}, "logits have 16 columns, LM a.lm a vocabulary of 20"),
+        ({"vocab_size": 24, "config": padded}, "16 columns, LM a.lm a vocabulary of 24"),
         ({"vocab_size": None, "heads": more}, "16 columns, the heads a vocabulary of 19"),
         ({"heads": wide}, "hidden states of width 99, the target's have 80"),
         ({"draft": "mixture", "config": adapted}, "LoRA is enabled, and there are draft heads"),

@@ -46,7 +46,7 @@ class StepTimes {
   void Add(int size, double seconds);
 
   // Of steps of GridSize(0), GridSize(1), .. draft tokens, to `size` or more, at the machine's
-  // speed of late: what other programs do to all steps does not change how sizes compare. Sizes of
+  // recent speed: what other programs do to all steps does not change how sizes compare. Sizes of
   // fewer than three steps are on a line of a low slope.
   std::vector<double> Estimate(int size);
 

@@ -62,8 +62,8 @@ class DraftTrees:
         parts = load_parts(options)
         if parts.vocab_size not in (None, vocab_size):
             raise ValueError(
-                f"{OPTIONS}: LM or drafter.json are for {parts.vocab_size} tokens, the target has "
-                f"{vocab_size}; expected those of this target"
+                f"{OPTIONS}: {parts.vocab_source} has a vocabulary of {parts.vocab_size}, the "
+                f"target of {vocab_size}; expected those of this target"
             )
         if num_nodes < 2:
             raise ValueError(

@@ -31,6 +31,7 @@ class DrafterParts:
         vocab_size: V that LMs and drafter.json expect of the target; None: any.
         selector: CandidateSelector of lattice-bpd-drafters that was trained on the heads, or None.
         gates: of drafter.json, for "mixture"; None: it has none.
+        vocab_source: what `vocab_size` is of, for error messages.
     """
 
     heads: Any
@@ -40,6 +41,7 @@ class DrafterParts:
     vocab_size: int | None
     selector: Any = None
     gates: Gates | None = None
+    vocab_source: str = ""
 
 
 def load_parts(options: DrafterOptions) -> DrafterParts:
@@ -76,9 +78,8 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
             f"{path}: is for {file.num_slots} slots, the heads have {heads.num_slots}; give the "
             "heads that it was tuned with"
         )
-    names = ["the LM"] if len(lms) == 1 else [f"LM {number + 1}" for number in range(len(lms))]
     sizes = {
-        **{name: lm.vocab_size for name, lm in zip(names, lms, strict=True)},
+        **{f"LM {name}": lm.vocab_size for name, lm in lms},
         "drafter.json": None if file is None else file.vocab_size,
         "the heads": getattr(getattr(heads, "config", heads), "vocab_size", None),
         "the selector": None if selector is None else selector.vocab_size,
@@ -89,7 +90,10 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
         raise ValueError(f"{CONFIG_KEY}: vocabularies differ: {listed}; expected one size")
     vocab_size = next(iter(known.values()), None)
     gates = None if file is None or file.gates is None else Gates.from_dict(file.gates)
-    return DrafterParts(heads, lms, config, draft, vocab_size, selector, gates)
+    return DrafterParts(
+        heads, tuple(lm for _, lm in lms), config, draft, vocab_size, selector, gates,
+        " and ".join(known),
+    )  # fmt: skip
 
 
 def _read_config(options: DrafterOptions, file: DrafterFile | None, draft: str) -> DraftConfig:
@@ -168,11 +172,11 @@ def _draft_of(file: DrafterFile | None, path: Path) -> str:
 
 def _read_lms(
     options: DrafterOptions, file: DrafterFile | None, path: Path, draft: str, config: DraftConfig
-) -> tuple[NGramLM, ...]:
-    """The LMs that the draft form uses."""
+) -> list[tuple[str, NGramLM]]:
+    """The LMs that the draft form uses, and their files."""
     is_needed = draft == "mixture" and "lm" in (config.sources or ())
     if draft == "argmax" or (draft == "mixture" and config.sources is not None and not is_needed):
-        return ()
+        return []
     if options.lm is not None:
         files = [options.lm] if isinstance(options.lm, str) else options.lm
         for name in files:
@@ -181,10 +185,13 @@ def _read_lms(
                     f"{CONFIG_KEY}: lm {name} is not there, or is no file; expected an n-gram LM, "
                     "as build or ngram train write it, on the machine of the worker"
                 )
-        lms = [NGramLM.load(name) for name in files]
+        lms = [(name, NGramLM.load(name)) for name in files]
     elif file is not None:
         listed = file.lms or ([] if file.lm is None else [file.lm])
-        lms = [cast(NGramLM, find_lm(replace(file, lm=one), path)) for one in listed]
+        lms = [
+            (Path(one["file"]).name, cast(NGramLM, find_lm(replace(file, lm=one), path)))
+            for one in listed
+        ]
     else:
         lms = []
     if draft != "mixture" and len(lms) > 1:
@@ -196,7 +203,7 @@ def _read_lms(
         raise ValueError(
             f"{CONFIG_KEY}: sources has 'lm', and there is none; give lm, or leave it out"
         )
-    return tuple(lms)
+    return lms
 
 
 def reads_layers(heads: Any) -> bool:

@@ -403,7 +403,8 @@ def add_term(speculator: Any, vllm_config: Any, device: Any, req_states: Any, ve
     parts = load_parts(replace(options, alpha=None, draft="mixture", sources=sources))
     if len(parts.lms) != 1:
         raise ValueError(f"{CONFIG_KEY}: found {len(parts.lms)} LMs; expected one")
-    check_vocabulary(vllm_config.model_config.get_vocab_size(), "the LM", parts.vocab_size)
+    columns = vllm_config.model_config.get_vocab_size()
+    check_vocabulary(columns, parts.vocab_source, parts.vocab_size)
     from lattice_bpd_vllm.lattice_walk import DeviceLM, walk  # it needs Triton
 
     lm = DeviceLM.of(parts.lms[0], device)

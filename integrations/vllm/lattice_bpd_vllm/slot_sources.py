@@ -59,7 +59,7 @@ def make_source(parts: DrafterParts, target: TargetInfo, num_tokens: int) -> Slo
         ValueError: heads or LM of another target.
     """
     columns = target.count_columns()
-    check_vocabulary(columns, "drafter and LM", parts.vocab_size)
+    check_vocabulary(columns, parts.vocab_source, parts.vocab_size)
     target = target._replace(vocab_size=columns)
     if parts.heads is None:
         return NoSource(columns)
