@@ -182,9 +182,9 @@ def test_other_programs_that_slow_all_steps_change_no_drafts() -> None:
     rng, clock, level = np.random.default_rng(0), Clock(1.0, 0.1, 1, 8), 0.0
     probs = [np.linspace(0.9, 0.2, 8).tolist(), [0.5, 0.2], [0.3]]
     good = 0
-    for n in range(1500):
-        level = 0.93 * level + 0.05 * rng.normal()  # +-14 %, which lasts for some 15 steps
-        noise = np.exp(level + 0.08 * rng.normal())
+    for n in range(1500):  # +-35 % over 600 steps, and +-14 % that last for some 15 steps
+        level = 0.93 * level + 0.05 * rng.normal()
+        noise = np.exp(0.35 * np.sin(n / 100) + level + 0.08 * rng.normal())
         clock.base, clock.slope = noise, 0.1 * noise
         one = [probs[n % 3]]
         clock.run(1, one)
