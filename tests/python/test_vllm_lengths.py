@@ -386,4 +386,4 @@ def test_steps_with_prompts_are_not_measured() -> None:
         if count:
             measured[count - 1][sum(verified or ())] = min(float(n), 6.0)  # a low one counts
         found = lengths.step_seconds(1), lengths.step_seconds(2)
-    assert found == tuple(map(pytest.approx, measured))
+        assert found == tuple(map(pytest.approx, measured))
