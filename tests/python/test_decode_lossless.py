@@ -30,7 +30,7 @@ from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.models import BlockwiseLM, CallableHeads, HeadSource, VocabularyHeads
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
-from lattice_bpd_drafters.medusa import MedusaHeads
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 from planted_drafts import plain_continuation
 
 KINDS = [*ARCHITECTURES, "trained"]

@@ -19,7 +19,8 @@ import torch
 from blockwise_models import VOCAB, looping_text, trained_model
 from lattice_bpd.cli import main
 from lattice_bpd.models import BlockwiseHeads, load_heads
-from lattice_bpd_drafters.medusa import MedusaHeads, save_medusa
+from lattice_bpd_drafters.medusa import save_medusa
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 from lattice_bpd_kim2024.record.files import load_manifest
 
 

@@ -13,7 +13,8 @@ pytest.importorskip("torch")
 
 from lattice_bpd import FormatError
 from lattice_bpd.models.heads import BlockwiseHeads
-from lattice_bpd_drafters.medusa import MedusaHeads, load_medusa_heads
+from lattice_bpd_drafters.medusa import load_medusa_heads
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 
 KINDS: list[tuple[Callable[[], Any], str]] = [
     (lambda: BlockwiseHeads(2, 3, 2, vocab_size=5), "blockwise_heads"),

@@ -21,7 +21,7 @@ from lattice_bpd.decode.strategies import DrafterFile
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig, SelectorConfig
-from lattice_bpd_drafters.medusa import MedusaHeads
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 from lattice_bpd_vllm.drafting import LatticeDrafter
 from lattice_bpd_vllm.files import DrafterParts, load_parts
 from lattice_bpd_vllm.head_logits import HeadLogits

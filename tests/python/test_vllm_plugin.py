@@ -28,7 +28,7 @@ from fake_vllm import (
     make_proposer,
     vllm,
 )
-from lattice_bpd_drafters.medusa import MedusaHeads
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 from lattice_bpd_vllm import counters, step_drafter
 from lattice_bpd_vllm.runner_v1 import check_version, observe_steps
 

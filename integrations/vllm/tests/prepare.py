@@ -41,7 +41,8 @@ from lattice_bpd_drafters.block_drafter import BlockDrafter  # noqa: E402
 from lattice_bpd_drafters.block_run import train_block_drafter  # noqa: E402
 from lattice_bpd_drafters.block_training import BlockTrainOptions  # noqa: E402
 from lattice_bpd_drafters.extension import DRAFTER_FOLDER, SELECTOR_FOLDER  # noqa: E402
-from lattice_bpd_drafters.medusa import MedusaHeads, save_medusa  # noqa: E402
+from lattice_bpd_drafters.medusa import save_medusa  # noqa: E402
+from lattice_bpd_drafters.medusa_heads import MedusaHeads  # noqa: E402
 from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads  # noqa: E402
 from lattice_bpd_drafters.selector_run import train_selector  # noqa: E402
 from lattice_bpd_drafters.selector_texts import SelectorOptions  # noqa: E402

@@ -1,15 +1,12 @@
-"""Medusa heads: residual blocks on a hidden state, and an output projection per head.
+"""Checkpoints of Medusa heads, L blocks and a projection per head, and their folder format.
 
-    head i:  x -> x + SiLU(W_1 x + b_1) -> .. -> x + SiLU(W_L x + b_L) -> U_i x     (V logits)
-
-Head i (from 0) predicts slot i of the lattice: the token i+2 positions after the last input token
-(Cai et al. 2024, section 2.1.1). Medusa's names of the tensors, after "medusa_head." in v1.0:
+Medusa's names of the tensors, after "medusa_head." in v1.0:
 
     {i}.{j}.linear.weight  [D,D]    block j < L of head i
     {i}.{j}.linear.bias    [D]
     {i}.{L}.weight         [V,D]    projection of head i
 
-Checkpoints:
+Versions:
 
     v0.1   config.json (medusa_num_heads, medusa_num_layers, base_model_name_or_path) and
            medusa_lm_head.pt (or .safetensors) with the heads; the target is elsewhere
@@ -31,93 +28,21 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import HeadFormat, find_own_loader, load_target
-from lattice_bpd.models.head_files import (
-    HeadFiles,
-    SavedHeads,
-    check_sizes,
-    read_json,
-    staged_folder,
-)
+from lattice_bpd.models.head_files import check_sizes, read_json, staged_folder
+from lattice_bpd_drafters.medusa_heads import MEDUSA_FILES, MedusaHeads
 
 PREFIX = "medusa_head."
 _NAME = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(?:linear\.(weight|bias)|weight)")
-_SIZES = ("hidden_size", "vocab_size", "num_slots", "num_layers")
-MEDUSA_FILES = HeadFiles("medusa_heads", {**dict.fromkeys(_SIZES, 1), "num_layers": 0})
-
-
-class MedusaHeads(SavedHeads):
-    """H heads evaluated together; a head source for `BlockwiseLM`.
-
-    Args:
-        hidden_size: D, the width of the target's last hidden state.
-        vocab_size: V.
-        num_slots: H, Medusa's `medusa_num_heads`; the target's own head is not among them.
-        num_layers: L, residual blocks of a head.
-
-    Attributes:
-        block_weight: (L, H, D, D) float.
-        block_bias: (L, H, D) float.
-        output_weight: (H, V, D) float.
-        trained_on: see `BlockwiseHeads`.
-
-    Raises:
-        ValueError: a size below 1, or num_layers below 0.
-    """
-
-    files = MEDUSA_FILES
-
-    def __init__(
-        self, hidden_size: int, vocab_size: int, num_slots: int, num_layers: int = 1
-    ) -> None:
-        super().__init__()
-        if min(hidden_size, vocab_size, num_slots) < 1 or num_layers < 0:
-            raise ValueError(
-                f"MedusaHeads: hidden_size {hidden_size}, vocab_size {vocab_size}, num_slots "
-                f"{num_slots}, num_layers {num_layers}; expected 1 or more (num_layers: 0 or more)"
-            )
-        self.hidden_size, self.vocab_size = hidden_size, vocab_size
-        self.num_slots, self.num_layers = num_slots, num_layers
-        # Zero blocks: every head starts as its projection alone.
-        shape = (num_layers, num_slots, hidden_size)
-        self.block_weight = nn.Parameter(torch.zeros(*shape, hidden_size))
-        self.block_bias = nn.Parameter(torch.zeros(*shape))
-        self.output_weight = nn.Parameter(torch.zeros(num_slots, vocab_size, hidden_size))
-
-    @classmethod
-    def from_target(
-        cls, target: PreTrainedModel, num_slots: int, num_layers: int = 1
-    ) -> MedusaHeads:
-        """Untrained heads, each a copy of the target's output embedding, as Medusa starts them."""
-        weight = target.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-        heads = cls(weight.shape[1], weight.shape[0], num_slots, num_layers)
-        with torch.no_grad():
-            heads.output_weight.copy_(weight.detach().expand_as(heads.output_weight))
-        return heads
-
-    def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Logits of all slots.
-
-        Args:
-            hidden: (..., D) float.
-            exact_tokens: unused; heads run side by side.
-
-        Returns:
-            (..., H, V) float.
-        """
-        rows = hidden.reshape(1, -1, self.hidden_size)  # (1, N, D)
-        states = rows.expand(self.num_slots, -1, -1)  # (H, N, D)
-        for weight, bias in zip(self.block_weight, self.block_bias, strict=True):
-            inner = torch.baddbmm(bias.unsqueeze(1), states, weight.transpose(1, 2))
-            states = states + F.silu(inner)
-        logits = torch.bmm(states, self.output_weight.transpose(1, 2))  # (H, N, V)
-        return logits.transpose(0, 1).reshape(*hidden.shape[:-1], self.num_slots, self.vocab_size)
+_CONFIG_NAME = "config.json"
+HEADS_ALONE = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_ADVICE = "give the directory of a Medusa checkpoint"
 
 
 def to_medusa_names(heads: MedusaHeads, prefix: str = "") -> dict[str, Tensor]:
@@ -213,12 +138,6 @@ def _check_names(
             f"{path}: has {len(tensors)} tensors; expected {2 * num_layers + 1} for each of "
             f"{num_slots} heads; copy the checkpoint again"
         )
-
-
-_CONFIG_NAME = "config.json"
-HEADS_ALONE = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-_WHOLE = ("model.safetensors", "pytorch_model.bin")
-_ADVICE = "give the directory of a Medusa checkpoint"
 
 
 class SharedBlocksWarning(UserWarning):

@@ -17,12 +17,12 @@ from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd_drafters.medusa import (
-    MedusaHeads,
     SharedBlocksWarning,
     load_medusa,
     load_medusa_heads,
     save_medusa,
 )
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 
 WIDTH = 32
 SLOTS = 3

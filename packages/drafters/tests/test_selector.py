@@ -24,7 +24,7 @@ from lattice_bpd.models import CallableHeads
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import SelectorConfig
 from lattice_bpd_drafters.features import read_features
-from lattice_bpd_drafters.medusa import MedusaHeads
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 from lattice_bpd_drafters.selector import (
     CandidateSelector,
     SelectorHeads,

@@ -32,7 +32,7 @@ from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.block_run import new_drafter
 from lattice_bpd_drafters.block_training import config_for
-from lattice_bpd_drafters.medusa import MedusaHeads
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 from lattice_bpd_drafters.selector import SelectorHeads
 from lattice_bpd_drafters.selector_run import SelectorJob, run_selector_job
 from lattice_bpd_drafters.selector_texts import SelectorOptions

@@ -17,7 +17,7 @@ from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.models.checkpoint import copy_heads, load_heads
 from lattice_bpd_drafters.config import SelectorConfig
 from lattice_bpd_drafters.extension import SELECTOR_FOLDER
-from lattice_bpd_drafters.medusa import MedusaHeads
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 from lattice_bpd_drafters.selector import CandidateSelector
 from lattice_bpd_vllm.batch import DraftBatch
 from lattice_bpd_vllm.drafting import LatticeDrafter
