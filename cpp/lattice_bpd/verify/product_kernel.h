@@ -64,17 +64,16 @@ struct Float16 {
 }
 
 constexpr int kMostInputs = 6;  // at a time
+constexpr std::size_t kLineBytes = 64;
 
-// Rows at a time, by the number of inputs: as many as there are registers for.
-constexpr int kRowsOf[] = {8,
-                           kLanes == 16 ? 8 : 4,
-                           kLanes == 16 ? 6 : 3,
-                           kLanes == 16 ? 4 : 2,
-                           kLanes == 16 ? 4 : 2,
-                           kLanes == 16 ? 4 : 2};
+// Rows at a time: their sums stay in registers.
+constexpr int RowsOf(int inputs) {
+  return inputs == 1 ? 8 : kLanes < 16 ? 2 : inputs == 2 ? 8 : inputs == 3 ? 6 : 4;
+}
 
-// kRows rows with kInputs vectors.
-template <int kRows, int kInputs, typename Number>
+// kRows rows with kInputs vectors. If these are the first, asks for the rows after them, which come
+// from memory: hardware does so too late where a row ends.
+template <int kRows, int kInputs, bool kIsFirst, typename Number>
 [[gnu::always_inline]] inline void MultiplyBlock(const Number* rows, const ProductTask& task,
                                                  const float* inputs, float* out) {
   const std::size_t columns = task.columns;
@@ -83,6 +82,9 @@ template <int kRows, int kInputs, typename Number>
   for (std::size_t d = 0; d < columns; d += kLanes) {
     Floats weights[kRows];
     for (int r = 0; r < kRows; ++r) Load(rows + r * columns + d, &weights[r]);
+    if (kIsFirst && d % (kLineBytes / sizeof(Number)) == 0) {
+      for (int r = 0; r < kRows; ++r) __builtin_prefetch(rows + (kRows + r) * columns + d);
+    }
     for (int i = 0; i < kInputs; ++i) {
       Floats input;
       Load(inputs + i * columns + d, &input);
@@ -99,27 +101,28 @@ template <int kRows, int kInputs, typename Number>
   }
 }
 
-template <int kInputs, typename Number>
+template <int kInputs, bool kIsFirst, typename Number>
 void MultiplyRows(const ProductTask& task, const float* inputs, float* out) {
-  constexpr int kRows = kRowsOf[kInputs - 1];
+  constexpr int kRows = RowsOf(kInputs);
   const auto* const rows = static_cast<const Number*>(task.rows);
   std::size_t row = 0;
   for (; row + kRows <= task.num_rows; row += kRows) {
-    MultiplyBlock<kRows, kInputs>(rows + row * task.columns, task, inputs, out + row);
+    MultiplyBlock<kRows, kInputs, kIsFirst>(rows + row * task.columns, task, inputs, out + row);
   }
   for (; row < task.num_rows; ++row) {
-    MultiplyBlock<1, kInputs>(rows + row * task.columns, task, inputs, out + row);
+    MultiplyBlock<1, kInputs, kIsFirst>(rows + row * task.columns, task, inputs, out + row);
   }
 }
 
 template <typename Number, int... kInputs>
 void MultiplyGroups(const ProductTask& task, std::integer_sequence<int, kInputs...>) {
-  constexpr void (*kMultiply[])(const ProductTask&, const float*,
-                                float*) = {&MultiplyRows<kInputs + 1, Number>...};
+  using Function = void (*)(const ProductTask&, const float*, float*);
+  constexpr Function kMultiply[][2] = {
+      {&MultiplyRows<kInputs + 1, false, Number>, &MultiplyRows<kInputs + 1, true, Number>}...};
   std::size_t groups = (task.num_inputs + kMostInputs - 1) / kMostInputs;
   for (std::size_t i = 0, count; i < task.num_inputs; i += count, --groups) {
     count = (task.num_inputs - i + groups - 1) / groups;
-    kMultiply[count - 1](task, task.inputs + i * task.columns, task.out + i * task.stride);
+    kMultiply[count - 1][i == 0](task, task.inputs + i * task.columns, task.out + i * task.stride);
   }
 }
 
