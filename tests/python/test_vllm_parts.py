@@ -19,9 +19,11 @@ import torch
 from lattice_bpd import DraftConfig, NGramLM, rescore_lattice
 from lattice_bpd.decode.strategies import DrafterFile
 from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd.models import linear as linear_module
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig, SelectorConfig
 from lattice_bpd_drafters.medusa_heads import MedusaHeads
+from lattice_bpd_vllm.cpu_layers import use_core_layers
 from lattice_bpd_vllm.drafting import LatticeDrafter
 from lattice_bpd_vllm.files import DrafterParts, load_parts
 from lattice_bpd_vllm.head_logits import HeadLogits
@@ -240,3 +242,70 @@ def test_block_drafters_are_drafters(folder: Path, tmp_path_factory: Any) -> Non
     assert isinstance(parts.heads, BlockDrafter)
     assert (parts.heads.num_slots, parts.vocab_size, parts.draft) == (4, 12, "chain")
     assert len(parts.lms) == 1
+
+
+# Linear layers of a target on the CPU
+class EngineParameter(torch.nn.Parameter):
+    """vLLM's are of a class of their own."""
+
+
+class EngineLayer(torch.nn.Module):
+    """A linear layer as vLLM's CPU build calls it."""
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype, *, has_bias: bool) -> None:
+        super().__init__()
+        self.weight = EngineParameter(torch.randn(rows, columns).to(dtype), requires_grad=False)
+        bias = EngineParameter(torch.randn(rows).to(dtype), requires_grad=False)
+        self.bias = bias if has_bias else None
+        self.cpu_linear: Any = torch.nn.functional.linear
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.cpu_linear(states, self.weight, self.bias)
+        return result
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, True])
+@torch.inference_mode()
+def test_layers_of_the_engine_by_the_core(
+    is_compiled: bool, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(linear_module.MOST_STATES, torch.bfloat16, 1 << 20)
+    calls, apply = [], linear_module._core.apply_linear
+    monkeypatch.setattr(
+        linear_module._core, "apply_linear", lambda *args: (calls.append(args), apply(*args))[1]
+    )
+    torch.manual_seed(0)
+    layer = EngineLayer(24, 32, torch.bfloat16, has_bias=has_bias)
+    states = torch.randn(5, 32).bfloat16()
+    wanted = layer(states).double()
+    assert use_core_layers(layer) == 1
+    graphs = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph.code)
+        return graph.forward
+
+    torch.compiler.reset()
+    run = torch.compile(layer, backend=note, fullgraph=True) if is_compiled else layer
+    torch.testing.assert_close(run(states).double(), wanted, atol=0.1, rtol=2.0**-7)
+    assert len(calls) == 1
+    assert ["lattice_bpd.linear" in code for code in graphs] == [True] * is_compiled
+    layer.weight.data.mul_(2.0)  # as weights that are loaded again
+    doubled = 2.0 * wanted if layer.bias is None else 2.0 * wanted - layer.bias.double()
+    torch.testing.assert_close(run(states).double(), doubled, atol=0.2, rtol=2.0**-6)
+
+
+def test_other_layers_of_the_engine_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(linear_module.MOST_STATES, torch.bfloat16, 1 << 20)
+    monkeypatch.setitem(linear_module.MOST_STATES, torch.float16, 0)
+    layers = [
+        EngineLayer(24, 32, torch.float32, has_bias=False),  # oneDNN's are as fast
+        EngineLayer(24, 32, torch.float16, has_bias=False),  # torch's are
+        EngineLayer(24, 40, torch.bfloat16, has_bias=False),  # not a multiple of 16
+        EngineLayer(0, 32, torch.bfloat16, has_bias=False),  # vLLM removed what it packed
+        torch.nn.Linear(32, 24, dtype=torch.bfloat16),  # not called by `cpu_linear`
+    ]
+    assert use_core_layers(torch.nn.ModuleList(layers)) == 0
+    assert all(getattr(one, "cpu_linear", torch.nn.functional.linear) is torch.nn.functional.linear
+               for one in layers)  # fmt: skip

@@ -150,18 +150,20 @@ def test_lack_of_memory_that_lasts_stops_drafting(
 
 
 @pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize("layers", [(), (2, 4)])
-def test_compiled_targets_are_kept_by_the_layers_they_return(
-    layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("layers", "by_core"), [((), 0), ((2, 4), 3)])
+def test_compiled_targets_are_kept_by_what_differs_in_them(
+    layers: tuple[int, ...], by_core: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lattice_bpd_vllm import proposer
 
     made: Any = SimpleNamespace(source=SimpleNamespace(layers=layers))
     monkeypatch.setattr(proposer, "StepDrafter", lambda *_, **__: made)
+    monkeypatch.setattr(proposer, "use_core_layers", lambda _: by_core)
     config = config_of()
     make_proposer(monkeypatch, config=config)
-    found = config.additional_config.get("compiled_target_layers")
-    assert found == (list(layers) or None)
+    found = config.additional_config
+    assert found.get("compiled_target_layers") == (list(layers) or None)
+    assert found.get("linear_layers_by_core") == (by_core or None)
 
 
 @pytest.mark.parametrize("log_seconds", [0, 60])

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lattice_bpd_vllm.batch import EngineStep
 from lattice_bpd_vllm.counters import DraftCounters
+from lattice_bpd_vllm.cpu_layers import use_core_layers
 from lattice_bpd_vllm.files import load_parts, reads_layers
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 from lattice_bpd_vllm.runner_v1 import (
@@ -93,10 +94,14 @@ class LatticeProposer:
             is_sharded=config.parallel_config.tensor_parallel_size > 1,
         )
         self._layers = self._drafter.source.layers
-        if self._layers:  # for vLLM's cache of compiled models, which return these layers' states
+        # What differs in a compiled model goes into the configuration, for vLLM's cache of them.
+        if self._layers:
             config.additional_config["compiled_target_layers"] = list(self._layers)
         if next(target.parameters()).device.type == "cpu":
             self._check_sampling()
+            if count := use_core_layers(target):
+                LOGGER.info("lattice-bpd: %d linear layers by the core", count)
+                config.additional_config["linear_layers_by_core"] = count
 
     @property
     def counters(self) -> DraftCounters:
