@@ -171,10 +171,14 @@ def test_compiled_targets_are_kept_by_what_differs_in_them(
 def test_a_line_at_the_start_says_what_is_drafted_from(
     log_seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from lattice_bpd_vllm import proposer
+
+    monkeypatch.setattr(proposer, "use_core_layers", lambda _: 3)
     with caplog.at_level("INFO", "vllm.lattice_bpd"):
         made = make_proposer(monkeypatch, log_seconds=log_seconds)
     line = f"draft 'argmax', {made._drafter.source.num_slots} slots of heads, n-gram LMs: 0"
-    assert caplog.text.count(line) == (log_seconds > 0)
+    for told in (line, "3 linear layers by the core"):
+        assert caplog.text.count(told) == (log_seconds > 0)
 
 
 def test_check_raises(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

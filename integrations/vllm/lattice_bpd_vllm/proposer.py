@@ -94,14 +94,19 @@ class LatticeProposer:
             is_sharded=config.parallel_config.tensor_parallel_size > 1,
         )
         self._layers = self._drafter.source.layers
-        # What differs in a compiled model goes into the configuration, for vLLM's cache of them.
         if self._layers:
-            config.additional_config["compiled_target_layers"] = list(self._layers)
+            self._note("compiled_target_layers", list(self._layers))
         if next(target.parameters()).device.type == "cpu":
             self._check_sampling()
             if count := use_core_layers(target):
-                LOGGER.info("lattice-bpd: %d linear layers by the core", count)
-                config.additional_config["linear_layers_by_core"] = count
+                self._note("linear_layers_by_core", count)
+                if self.options.log_seconds:
+                    LOGGER.info("lattice-bpd: %d linear layers by the core", count)
+
+    def _note(self, key: str, value: Any) -> None:
+        """Puts what differs in a compiled target where vLLM's cache of these reads it."""
+        if isinstance(self._config.additional_config, dict):
+            self._config.additional_config[key] = value
 
     @property
     def counters(self) -> DraftCounters:
