@@ -71,8 +71,8 @@ constexpr int RowsOf(int inputs) {
   return inputs == 1 ? 8 : kLanes < 16 ? 2 : inputs == 2 ? 8 : inputs == 3 ? 6 : 4;
 }
 
-// kRows rows with kInputs vectors. If these are the first, asks for the rows after them, which come
-// from memory: hardware does so too late where a row ends.
+// kRows rows with kInputs vectors. With the first vectors, which read the rows from memory, the
+// next rows are prefetched: the processor's own prefetcher is late where a row ends.
 template <int kRows, int kInputs, bool kIsFirst, typename Number>
 [[gnu::always_inline]] inline void MultiplyBlock(const Number* rows, const ProductTask& task,
                                                  const float* inputs, float* out) {
