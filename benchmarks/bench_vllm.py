@@ -332,6 +332,7 @@ def main() -> None:
                 "method": name, "load": load, **describe(found, runs[PLAIN]),
                 "equal_texts": equal, "texts": min(len(texts), len(expected)),
                 "largest_margin": max(margins, default=0.0), "tokens": args.tokens,
+                "turns": [[sum(map(len, run["texts"])), run["seconds"]] for run in found],
                 "skip": args.skip, "length": args.length, "engine": args.engine,
                 "vllm": vllm.__version__,
             }  # fmt: skip
