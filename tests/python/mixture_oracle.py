@@ -115,6 +115,17 @@ class OracleMixture:
             parts.append(self._counts(self.text, history))
         if self.store is not None:
             parts.append(self._counts(self.store, history))
+        others = [probs for probs, *_ in parts[self.heads is not None :] if probs]
+        if self.heads is not None and parts[0][0] and others:
+            heads = parts[0][0]
+            scaled = {
+                token: p
+                * math.sqrt(sum(one.get(token, 0.0) for one in others) / len(others) + 3e-3)
+                for token, p in heads.items()
+            }
+            scale = sum(heads.values()) / sum(scaled.values())
+            probs = {token: scale * p for token, p in scaled.items()}
+            parts[0] = (probs, [1 + top_bin(max(probs.values()))], 6)
         return parts
 
     @staticmethod

@@ -9,6 +9,9 @@
 // best-first search therefore finds the most probable prefixes: the tree of greatest expected
 // accept length. What several sources propose is one node, and the search continues after the last
 // slot of the heads.
+//
+// Slots of heads know nothing of each other: without transition scores, p of the heads is rescored
+// by the others, p_e(b | h) ~ p_heads(b) sqrt(mean over the others of p(b | h) + 0.003).
 #ifndef LATTICE_BPD_MIXTURE_MIXTURE_H_
 #define LATTICE_BPD_MIXTURE_MIXTURE_H_
 

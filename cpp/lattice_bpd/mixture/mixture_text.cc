@@ -10,6 +10,11 @@
 #include "lattice_bpd/mixture/text_successors.h"
 
 namespace lattice_bpd {
+namespace {
+
+constexpr double kUnsupported = 3e-3;  // of a head's candidate: that the other sources give it
+
+}  // namespace
 
 MixtureText::MixtureText(std::shared_ptr<const Mixture> mixture)
     : mixture_(std::move(mixture)), text_(kMaxOrder), theta_(mixture_->theta()) {}
@@ -91,7 +96,7 @@ MixtureText::State MixtureText::Advance(const State& state, Symbol token) const 
 }
 
 void MixtureText::ProposeOfHeads(int source, int slot, Symbol token, const HeadCandidates& heads,
-                                 SourceMatch* match) {
+                                 std::uint32_t begin, int num_others, SourceMatch* match) {
   if (slot >= heads.num_slots) return;
   const auto k = static_cast<std::size_t>(heads.top_k);
   const std::size_t row = static_cast<std::size_t>(slot) * k;
@@ -121,6 +126,21 @@ void MixtureText::ProposeOfHeads(int source, int slot, Symbol token, const HeadC
     for (std::size_t c = 0; c < k; ++c) sum += normalized[c];
     for (std::size_t c = 0; c < k; ++c) normalized[c] /= sum;
     probs = normalized;
+  } else if (num_others > 0) {
+    // Slots know nothing of each other. So that drafts are consistent, probabilities are multiplied
+    // by the root of their mean in the other sources; their sum stays.
+    double before = 0.0, after = 0.0;
+    head_scratch_.assign(k, 0.0);
+    for (std::size_t c = 0; c < k; ++c) {
+      double others = 0.0;
+      for (std::size_t i = begin; i < proposals_.size(); ++i) {
+        if (proposals_[i].token == static_cast<Symbol>(token_ids[c])) others += proposals_[i].prob;
+      }
+      head_scratch_[c] = probs[c] * std::sqrt(others / num_others + kUnsupported);
+      before += probs[c], after += head_scratch_[c];
+    }
+    for (double& prob : head_scratch_) prob *= after > 0.0 ? before / after : 0.0;
+    probs = head_scratch_.data();
   }
   for (std::size_t c = 0; c < k; ++c) {
     if (!(probs[c] > 0.0)) continue;
@@ -136,13 +156,15 @@ void MixtureText::Propose(const State& state, int depth, Symbol token, const Hea
   Successor found[kMaxSuccessors];
   const Mixture::Options& options = mixture_->options();
   const std::vector<SourceKind>& kinds = mixture_->layout().sources();
+  const auto begin = static_cast<std::uint32_t>(proposals_.size());
+  int of_heads = -1, num_others = 0;
   std::size_t lm = 0;
   for (int source = 0; source < mixture_->layout().num_sources(); ++source) {
     SourceMatch& match = (*matches)[static_cast<std::size_t>(source)];
     int count = 0;
     switch (kinds[static_cast<std::size_t>(source)]) {
       case SourceKind::kHeads:
-        ProposeOfHeads(source, depth, token, heads, &match);
+        of_heads = source;
         break;
       case SourceKind::kLm:
         count = mixture_->lms()[lm].Find(state.lms[lm], options.vocab_size, found, &match.length,
@@ -157,11 +179,15 @@ void MixtureText::Propose(const State& state, int depth, Symbol token, const Hea
         count = FindTextSuccessors(options.store->counts(), state.store, found, &match);
         break;
     }
+    num_others += count > 0;
     for (int i = 0; i < count; ++i) {
       if (found[i].token >= options.vocab_size) continue;
       proposals_.push_back({found[i].token, static_cast<std::int8_t>(source), found[i].prob});
     }
   }
+  if (of_heads < 0) return;
+  ProposeOfHeads(of_heads, depth, token, heads, begin, num_others,
+                 &(*matches)[static_cast<std::size_t>(of_heads)]);
 }
 
 // What remains of a source is divided by the share that the constraint allows, as far as it is

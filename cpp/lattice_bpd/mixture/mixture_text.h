@@ -120,8 +120,9 @@ class MixtureText {
   LmState AdvanceLm(const BackoffLm& lm, const LmState& state, Symbol token) const;
   void Propose(const State& state, int depth, Symbol token, const HeadCandidates& heads,
                std::array<SourceMatch, kMaxSources>* matches);
+  // `begin`: of the proposals of the other sources, `num_others` of which have some.
   void ProposeOfHeads(int source, int slot, Symbol token, const HeadCandidates& heads,
-                      SourceMatch* match);
+                      std::uint32_t begin, int num_others, SourceMatch* match);
   void Mask(NodeNumber node, const AllowTokens& allow, std::uint32_t begin,
             std::array<SourceMatch, kMaxSources>* matches);
   // Fills merged_ with the tokens after a node and their q.
