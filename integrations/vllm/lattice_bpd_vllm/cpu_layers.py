@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.lattice.logits import use_torch_threads
-from lattice_bpd.models.linear import MOST_STATES, VECTOR, linear
+from lattice_bpd.models.linear import ANY_NUMBER, MOST_STATES, VECTOR, linear
 
 
 def use_core_layers(target: Any) -> int:
@@ -42,7 +42,7 @@ def _is_slow(layer: Any) -> bool:
         and weight.numel() > 0
         and weight.shape[1] % VECTOR == 0
         and weight.itemsize == 2
-        and MOST_STATES.get(weight.dtype, 0) > 0
+        and MOST_STATES.get(weight.dtype, 0) >= ANY_NUMBER
     )
 
 

@@ -1,8 +1,9 @@
 """Linear layers by the core, on processors where those of torch are slow.
 
-torch multiplies matrices of 16-bit numbers fast on processors with AVX-512 or AMX. On others it
-reads a matrix once for each token, so that a call with drafts costs as much as calls without. The
-core's layers read it once for all.
+The core's layers read a matrix once for all tokens of a call, at the speed of memory. On processors
+without AVX-512 torch reads one of 16-bit numbers once for each token, so that a call with drafts
+costs as much as calls without. On those with AMX it takes longer for a few tokens, and wins with
+many.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ _PLAIN = (Tensor, nn.Parameter)  # others, such as quantized ones, have no numbe
 _HAS_MKLDNN = torch._C._has_mkldnn  # oneDNN
 _HAS_BFLOAT16 = _HAS_MKLDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 _HAS_FLOAT16 = _HAS_MKLDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported()
-# States of a call up to which the core's linear layers are faster than torch's, by their type.
+# States of a call up to which the core's linear layers are faster than torch's, by their type, as
+# `benchmarks/bench_linear.py` measured.
 MOST_STATES: dict[torch.dtype, int] = {}
+ANY_NUMBER = 1 << 20
 if torch.backends.cpu.get_cpu_capability() == "AVX2":
     MOST_STATES = {
         torch.float32: 64,
-        torch.float16: 0 if _HAS_FLOAT16 else 1 << 20,
-        torch.bfloat16: 0 if _HAS_BFLOAT16 else 1 << 20,
+        torch.float16: 0 if _HAS_FLOAT16 else ANY_NUMBER,
+        torch.bfloat16: 0 if _HAS_BFLOAT16 else ANY_NUMBER,
     }
+elif getattr(torch.cpu, "_is_amx_tile_supported", bool)():
+    MOST_STATES = {torch.bfloat16: 8, torch.float16: 16}
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:

@@ -406,6 +406,19 @@ class BatchCache:
         self.positions = positions if min(self.lengths) < longest else None
 
 
+def pad_left(
+    texts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Texts in one call: (B, T) int64 ids; mask and positions, None where all are equally long."""
+    longest = max(map(len, texts))
+    padding = torch.tensor([[longest - len(text)] for text in texts])
+    ids = torch.tensor([[*[0] * (longest - len(text)), *text] for text in texts], device=device)
+    if not padding.any():
+        return ids, None, None
+    steps = torch.arange(longest).expand(len(texts), -1)
+    return ids, (steps >= padding).long().to(device), (steps - padding).clamp(min=0).to(device)
+
+
 def set_width(cache: Any, width: int, now: int) -> None:
     """Drop all cache positions from `width` on; `now` are in use."""
     if isinstance(cache, StackedCache):

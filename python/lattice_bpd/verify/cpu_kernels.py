@@ -28,7 +28,8 @@ def use_cpu_kernels(model: PreTrainedModel) -> bool:
 
     Linear layers are those of processors without AVX-512, where torch reads a matrix of 16-bit
     numbers once for each token, and a call with drafts costs as much as calls without; in float32
-    of calls of up to 64 tokens. `nn.Linear` modules become `CpuLinear`, with the same parameters;
+    of calls of up to 64 tokens. With AMX they are those of calls of up to 8 tokens in bfloat16 and
+    16 in float16. `nn.Linear` modules become `CpuLinear`, with the same parameters;
     quantize a model before.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.models.model_facts import facts_of
-from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.batch_cache import BatchCache, pad_left
 from lattice_bpd.verify.cpu_kernels import NAME
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -169,14 +169,7 @@ def _try_batch(target: Any, padded: bool) -> str | None:
 
 def _read_batch(target: Any, texts: list[list[int]]) -> Tensor:
     """(V,) last logits of the last text, after two verifying calls that leave a hole in it."""
-    longest = max(map(len, texts))
-    rows = [[0] * (longest - len(text)) + text for text in texts]
-    padding = torch.tensor([[longest - len(text)] for text in texts])
-    steps = torch.arange(longest).expand(len(texts), -1)
-    mask = (steps >= padding).long().to(target.device) if int(padding.max()) else None
-    positions = (steps - padding).clamp(min=0).to(target.device)
-    ids = torch.tensor(rows, device=target.device)
-    _, cache = target.read_prompts(ids, mask, positions)
+    _, cache = target.read_prompts(*pad_left(texts, target.device))
     state = BatchCache(cache, [len(text) for text in texts])
     counts = [3] * (len(texts) - 1) + [1]
     drafted = [token % target.vocab_size for token in (2, 3)]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import count_shared
-from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
+from lattice_bpd.verify.batch_cache import BatchCache, StackedCache, pad_left
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.probes import find_batch_refusal
@@ -146,15 +146,7 @@ class CachedReader:
 
     def _read_prompts(self, texts: list[list[int]]) -> tuple[ReadTexts, Tensor]:
         lengths = [len(text) for text in texts]
-        longest = max(lengths)
-        ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts])
-        mask = position_ids = None
-        if min(lengths) < longest:
-            padding = longest - torch.tensor(lengths)[:, None]
-            steps = torch.arange(longest).expand(len(texts), -1)
-            mask = (steps >= padding).long().to(self.model.device)
-            position_ids = (steps - padding).clamp(min=0).to(self.model.device)
-        output, cache = self.model.read_prompts(ids.to(self.model.device), mask, position_ids)
+        output, cache = self.model.read_prompts(*pad_left(texts, self.model.device))
         check_cache(cache)
         self.count(sum(lengths))
         kept: Any = StackedCache.from_cache(cache, NUM_FREE) or cache

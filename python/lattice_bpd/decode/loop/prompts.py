@@ -15,7 +15,7 @@ from lattice_bpd.decode.loop.arguments import Options, check_evaluation_mode
 from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.models.forward import check_hidden
 from lattice_bpd.token_ids import integer_array
-from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache, StackedCache
+from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache, StackedCache, pad_left
 from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import NO_CANDIDATES, Verification, greedy_tokens
 from lattice_bpd.verify.memory import describe_lack_of_memory
@@ -87,15 +87,8 @@ def read_prompts(
     if options.streamer is not None and options.streams_prompt:
         options.streamer.put(torch.tensor(prompts.tokens))
     lengths, longest = prompts.lengths, max(prompts.lengths)
-    rows = [[0] * (longest - len(tokens)) + tokens for tokens in prompts.tokens]
-    input_ids = torch.tensor(rows, device=model.device)
-    mask = positions = None
-    if min(lengths) < longest:
-        steps = torch.arange(longest).expand(len(rows), -1)
-        padding = longest - torch.tensor(lengths)[:, None]
-        mask = (steps >= padding).long().to(model.device)
-        positions = (steps - padding).clamp(min=0).to(model.device)
-    action = f"read {len(rows)} prompts of {longest} tokens"
+    input_ids, mask, positions = pad_left(prompts.tokens, model.device)
+    action = f"read {len(lengths)} prompts of {longest} tokens"
     with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
         _check_target(model, longest, options)
     _check_batch(model, lengths, options)
