@@ -407,3 +407,14 @@ def test_layers_that_the_target_does_not_have() -> None:
     heads = WatchingHeads([[1, 2]], VOCAB, layers=(0, 7))
     with pytest.raises(ValueError, match=r"read layers \(0, 7\) of LlamaForCausalLM, which has"):
         generate(model, PROMPTS[0], heads=heads)
+
+
+def test_rounding_matches_where_the_wrong_context_is_right():
+    """A window of a few tokens hides that the context is another one."""
+    base = build_target("llama")
+    random = torch.Generator().manual_seed(0)
+    expected = 2.0 * torch.randn(6, 64, generator=random)
+    rounded = expected + 2e-6 * torch.randn(6, 64, generator=random)
+    wrong = expected + 1e-6 * torch.randn(6, 64, generator=random)
+    assert logits_match(base, rounded, expected, wrong)
+    assert not logits_match(base, expected + 1e-4, expected, wrong)
