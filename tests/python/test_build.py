@@ -48,6 +48,8 @@ def test_build_writes_a_drafter_that_decodes(
     heads: Any = load_heads(folder / "out")
     assert isinstance(heads, VocabularyHeads)
     assert heads.inner_size == 128  # a multiple of 32; one of 160 takes more than half
+    kept = (folder / "out" / "states.bin.jsonl").read_text().splitlines()
+    assert len(kept) == 1 + 40 + 30  # the target, its responses, and texts like those to train on
     model, drafter = build_target("llama"), load_drafter(folder / "out")
     prompt = [2, 4, 33, 44, 3]
     ids = torch.tensor([prompt])

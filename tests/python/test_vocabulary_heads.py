@@ -26,6 +26,7 @@ from lattice_bpd.train.vocabulary_heads import (
     measure_accuracy,
     most_frequent,
     train_vocabulary_heads,
+    vary_exchanges,
 )
 from lattice_bpd.watcher import Watcher
 from target_models import VOCAB, build_target, plain_generate
@@ -219,6 +220,35 @@ def test_positions_have_the_tokens_that_follow() -> None:
     assert positions_of(torch.zeros(8, 2), responses, [2]).rows.tolist() == [4, 5, 6]
 
 
+def test_varied_texts_have_tokens_that_the_target_finds_likely() -> None:
+    model, rng, ids = build_target("llama"), np.random.default_rng(0), list(range(10, VOCAB))
+    exchanges = [
+        Exchange(7 + n, rng.integers(0, 10, before).tolist(), rng.integers(10, 20, after).tolist())
+        for n, (before, after) in enumerate([(1, 50), (30, 60), (80, 40), (5, 1)])
+    ]
+    likely = rng.integers(20, 30, 151)  # by the states, nearly only this token
+    likely[:25] = exchanges[0].response[:25]
+    weight = model.get_output_embeddings().weight.detach()[torch.from_numpy(likely)]
+    rows = (40 * weight / weight.square().sum(dim=1, keepdim=True)).bfloat16()
+    states = KeptStates(rows, np.array([0, 50, 110, 150]))
+    varied = vary_exchanges(model, exchanges, states, [2, 0, 1], ids)
+    assert varied == vary_exchanges(model, exchanges, states, [2, 0, 1], ids)
+    assert [one.chat for one in varied] == [9, 7, 8]
+    assert [len(one.prompt) for one in varied] == [40, 1, 1]  # the rest counts as response
+    new = np.full(151, -1)
+    for number, found in zip([2, 0, 1], varied, strict=True):
+        one, text = exchanges[number], [*found.prompt, *found.response]
+        assert text[: len(one.prompt)] == one.prompt
+        start = int(states.starts[number])
+        new[start : start + len(one.response)] = text[len(one.prompt) :]
+    old = np.array([token for one in exchanges for token in one.response])[:150]
+    changed = np.flatnonzero(new[:150] != old)
+    assert 0.15 < len(changed) / 150 < 0.35
+    assert (new[changed] == likely[changed]).tolist() == (changed >= 25).tolist()
+    assert any(changed < 25)  # there the likeliest is the response's own
+    assert set(new[changed].tolist()) <= set(ids)
+
+
 def test_training_learns_what_follows() -> None:
     model = build_target("llama")
     rng = np.random.default_rng(0)
@@ -255,7 +285,7 @@ def test_the_gradient_is_that_of_autograd() -> None:
     labels = torch.randint(-1, 40, (30,))
     rows = model.get_output_embeddings().weight.detach()[IDS]
     wanted = (kept.float() @ rows.T).softmax(dim=1)
-    indices, shares = _find_distributions(heads, kept)
+    indices, shares = _find_distributions(heads.output_rows(), kept)
     found = torch.zeros(40, len(IDS)).scatter(1, indices.long(), shares.float())
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.005)  # bfloat16
     loss, gradients = _cross_entropy(heads, states.detach(), labels, indices, shares)

@@ -50,7 +50,7 @@ from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.models.lm_call import find_max_positions
-from lattice_bpd.train.head_states import KeptStates, StateFile
+from lattice_bpd.train.head_states import StateFile
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt
 from lattice_bpd.train.responses.store import ResponseStore
@@ -60,6 +60,7 @@ from lattice_bpd.train.vocabulary_heads import (
     measure_accuracy,
     most_frequent,
     train_vocabulary_heads,
+    vary_exchanges,
 )
 from lattice_bpd.watcher import Watcher
 
@@ -104,6 +105,7 @@ def write_folder(
     ).save(folder / "drafter.json")  # fmt: skip
 
 
+_VARIED_SLOTS = 2  # of the heads, that varied texts train
 _TOP_K = 16  # candidates of each slot of the heads
 _CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
 _OWN = 0.9  # share of their tokens below which they are not the model's own
@@ -168,9 +170,8 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
     candidates: dict[int, Any] = {}
     if states is not None:
         heads, accuracy, candidates = _train_heads(
-            model, exchanges, states.read(exchanges, watcher), training, fitting, held_out, job,
-            watcher,
-        )  # fmt: skip
+            model, exchanges, states, training, fitting, held_out, job, watcher
+        )
         lap("heads")
     call_seconds = _measure_calls(drafting, job, watcher)
     lap("costs")
@@ -308,18 +309,24 @@ def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGr
 
 
 def _train_heads(
-    model: PreTrainedModel, exchanges: list[Exchange], states: KeptStates, training: list[int],
+    model: PreTrainedModel, exchanges: list[Exchange], file: StateFile, training: list[int],
     fitting: list[int], held_out: list[int], job: BuildJob, watcher: Watcher,
 ) -> tuple[VocabularyHeads, list[float], dict[int, Any]]:  # fmt: skip
     """The heads, their held-out accuracy, and their candidates on the other responses."""
-    responses = [one.response for one in exchanges]
+    responses, states = [one.response for one in exchanges], file.read(exchanges, watcher)
     options = VocabularyHeadsOptions(epochs=job.epochs)
     if job.max_bytes is not None:
         column = options.num_slots * 3 * states.rows.shape[1] * model.dtype.itemsize
         size = max(_STEP, job.max_bytes // 2 // column // _STEP * _STEP)
         options = replace(options, inner_size=min(size, options.inner_size))
     vocabulary = most_frequent([responses[n] for n in training], options.draft_vocab_size)
-    positions = find_positions(states, responses, training, options.num_slots)
+    varied = vary_exchanges(model, exchanges, states, training, vocabulary)
+    states = file.read([*exchanges, *varied], watcher)
+    texts = responses + [one.response for one in varied]
+    chosen = [*training, *range(len(exchanges), len(texts))]
+    positions = find_positions(states, texts, chosen, options.num_slots)
+    own = sum(max(0, len(responses[n]) - 1) for n in training)
+    positions.labels[own:, _VARIED_SLOTS:] = -1  # they follow tokens that the target did not choose
     checkpoint = job.output / "heads.checkpoint"
     heads = train_vocabulary_heads(model, positions, vocabulary, options, watcher, checkpoint)
     accuracy = measure_accuracy(

@@ -65,7 +65,7 @@ class BuildJob:
     lms: tuple[Path, ...] = ()
     costs: Path | None = None
     heads: bool = False
-    epochs: float = 8.0
+    epochs: float = 6.0
     keep_heads: bool = False
     seconds: float | None = None
     batch_size: int = 64

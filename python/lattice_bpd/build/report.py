@@ -235,10 +235,11 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         factor = took / (known + row * rows)
         steps, rows = _batch_work(lengths, new, most, job.batch_size)
         seconds["responses"] = factor * (token * prompt_tokens + call * steps + row * rows)
-    elif job.heads:
-        seconds["states"] = (prompt_tokens + new_tokens) * token
     if job.heads:
-        seconds["heads"] = _time_heads(model, job, _TRAINING * new_tokens)
+        reads = _TRAINING + (server is not None)  # the varied texts, and responses of a server
+        seconds["states"] = (prompt_tokens + new_tokens) * token * reads
+        positions = 2 * new_tokens + min(prompt_tokens, new_tokens)
+        seconds["heads"] = _time_heads(model, job, _TRAINING * positions)
     if job.costs is None:
         sizes = len(COST_SIZES) * call + sum(COST_SIZES) * token
         seconds["costs"] = (COST_ROUNDS + 1) * sizes

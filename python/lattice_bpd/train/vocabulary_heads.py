@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +21,16 @@ from lattice_bpd.models.heads import VocabularyHeads
 from lattice_bpd.models.linear import has_fast_bfloat16, linear
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.head_states import KeptStates
+from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.train.trainer import Trainer, TrainReport
 from lattice_bpd.watcher import Watcher
 
 _BATCH = 2048  # positions that are measured at once
 _ROWS = 256  # of logits at once on a CPU: they fit its cache
 _LIKELY = 32  # of the target's most probable tokens that are learned
-_RATE, _WARMUP, _SAVE_EVERY = 1.5e-3, 30, 100  # of AdamW; steps, ten times as many on a GPU
+_RATE, _DECAY = 1.5e-3, 0.3  # of AdamW
+_WARMUP, _SAVE_EVERY = 30, 100  # steps, ten times as many on a GPU
+_CHANGED = 0.25  # of a response's tokens
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class VocabularyHeadsOptions:
     draft_vocab_size: int = 8192
     num_slots: int = 5
     inner_size: int = 1024
-    epochs: float = 8.0
+    epochs: float = 6.0
     batch_size: int = 512
 
 
@@ -88,6 +91,47 @@ def find_positions(
     flat = np.concatenate([np.zeros((0, num_slots), np.int64), *labels])
     arrays = (np.concatenate(rows), np.concatenate(exact), flat)
     return Positions(states.rows, *map(torch.from_numpy, arrays))
+
+
+def vary_exchanges(
+    model: PreTrainedModel,
+    exchanges: Sequence[Exchange],
+    states: KeptStates,
+    chosen: Sequence[int],
+    token_ids: Sequence[int],
+) -> list[Exchange]:
+    """More texts to train on, at the cost of reading them.
+
+    In each a quarter of the response's tokens are others that the target finds likely there, so
+    heads see what follows tokens that it would not have chosen. Up to as many tokens of the prompt
+    count as response, so that heads are trained on them too.
+
+    Args:
+        model: the target.
+        exchanges: prompts and responses.
+        states: of their responses.
+        chosen: indices of those to vary, one or more.
+        token_ids: the draft vocabulary, whose tokens are put in.
+    """
+    generator, ids = torch.Generator().manual_seed(0), torch.tensor(token_ids)
+    sizes = [len(exchanges[number].response) for number in chosen]
+    tokens = torch.tensor([token for n in chosen for token in exchanges[n].response])
+    starts = np.repeat(states.starts[list(chosen)] - np.cumsum([0, *sizes[:-1]]), sizes)
+    changed = (torch.rand(len(tokens), generator=generator) < _CHANGED).nonzero().squeeze(1)
+    rows = states.rows[torch.from_numpy(starts)[changed] + changed]
+    output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    bias = getattr(output, "bias", None)
+    output_rows = output.weight.detach()[ids], None if bias is None else bias.detach()[ids]
+    indices, shares = _find_distributions(output_rows, rows)
+    likely = ids[indices.long().cpu()]
+    others = shares.float().cpu().masked_fill(likely == tokens[changed, None], 0.0) + 1e-9
+    tokens[changed] = likely.gather(1, others.multinomial(1, generator=generator)).squeeze(1)
+    varied = []
+    for number, text in zip(chosen, torch.split(tokens, sizes), strict=True):
+        one = exchanges[number]
+        end = max(1, len(one.prompt) - len(text))
+        varied.append(Exchange(one.chat, one.prompt[:end], [*one.prompt[end:], *text.tolist()]))
+    return varied
 
 
 def most_frequent(responses: Sequence[Sequence[int]], size: int) -> list[int]:
@@ -137,7 +181,9 @@ def train_vocabulary_heads(
     is_known = torch.zeros(vocab_size + 1, dtype=torch.bool)  # the last one for labels of -1
     is_known[heads.token_ids.cpu()] = True
     # Not where a checkpoint has the result.
-    distributions = functools.cache(lambda: _find_distributions(heads, positions.states))
+    distributions = functools.cache(
+        lambda: _find_distributions(heads.output_rows(), positions.states)
+    )
     size = min(options.batch_size, count)
     steps = max(1, math.ceil(options.epochs * count / size))
     generator = torch.Generator().manual_seed(0)
@@ -160,7 +206,7 @@ def train_vocabulary_heads(
         return {1: loss}
 
     weights, report = dict(heads.named_parameters()), TrainReport(0, steps)
-    adamw = torch.optim.AdamW(weights.values(), _RATE, (0.9, 0.95), weight_decay=0.0, fused=True)
+    adamw = torch.optim.AdamW(weights.values(), _RATE, (0.9, 0.95), weight_decay=_DECAY, fused=True)
     key = _key(model, positions, token_ids, options)
     trainer = Trainer(weights, [adamw], report, backward, _WARMUP, key=key, where=where)
 
@@ -173,12 +219,14 @@ def train_vocabulary_heads(
 
 
 @torch.no_grad()
-def _find_distributions(heads: VocabularyHeads, states: Tensor) -> tuple[Tensor, Tensor]:
+def _find_distributions(
+    rows_of_tokens: tuple[Tensor, Tensor | None], states: Tensor
+) -> tuple[Tensor, Tensor]:
     """(S, k) indices of the draft vocabulary's likeliest tokens at (S, D) states, and their shares.
 
     The shares of a state, bfloat16, sum to 1.
     """
-    (weight, bias), found = heads.output_rows(), []
+    (weight, bias), found = rows_of_tokens, []
     for rows in torch.split(states, _BATCH):
         logits = linear(rows.to(weight), weight, bias)
         best = logits.topk(min(_LIKELY, len(weight)), dim=-1)
@@ -223,7 +271,7 @@ def _key(
 ) -> str:
     """A hash of the target, the texts, the draft vocabulary and the options."""
     sample = TargetSample.of(model)
-    content = ("distributions", sample and sample.to_json(), list(token_ids), options)
+    content = ("distributions", _DECAY, sample and sample.to_json(), list(token_ids), options)
     tensors = [tensor.numpy().tobytes() for tensor in positions[1:]]
     return hashlib.sha256(b"".join([repr(content).encode(), *tensors])).hexdigest()
 
