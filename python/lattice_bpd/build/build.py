@@ -107,6 +107,7 @@ def write_folder(
 
 _VARIED_SLOTS = 2  # of the heads, that varied texts train
 _TOP_K = 16  # candidates of each slot of the heads
+_ROWS = 1024  # that the heads read at once: a heap keeps much smaller arrays when they are freed
 _CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
 _OWN = 0.9  # share of their tokens below which they are not the model's own
 _STEP = 32  # of the heads' width
@@ -333,15 +334,19 @@ def _train_heads(
         model, heads, find_positions(states, responses, held_out, options.num_slots)
     )
     heads.to(dtype=model.dtype).attach(model)
-    candidates = {}
+    others = [*fitting, *held_out]
+    hidden = torch.cat([states.of(n, len(responses[n])) for n in others])
+    exact = torch.tensor([token for n in others for token in responses[n]])
+    found = []
     with torch.inference_mode():
-        for number in (*fitting, *held_out):
-            hidden = states.of(number, len(responses[number])).to(model.device, model.dtype)
-            exact = torch.tensor(responses[number], device=model.device)
-            lattice = heads.lattice(hidden, exact, _TOP_K)
-            candidates[number] = (
-                lattice.token_ids.int().cpu().numpy(), lattice.scores.float().cpu().numpy()
-            )  # fmt: skip
+        for rows, ids in zip(*(torch.split(one, _ROWS) for one in (hidden, exact)), strict=True):
+            lattice = heads.lattice(
+                rows.to(model.device, model.dtype), ids.to(model.device), _TOP_K
+            )
+            found.append((lattice.token_ids.int().cpu(), lattice.scores.float().cpu()))
+    ends = np.cumsum([len(responses[n]) for n in others])[:-1]
+    split = [np.split(torch.cat(part).numpy(), ends) for part in zip(*found, strict=True)]
+    candidates = dict(zip(others, zip(*split, strict=True), strict=True))
     return heads, accuracy, candidates
 
 
