@@ -33,8 +33,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_build_writes_a_drafter_that_decodes(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real, labels = build_module.train_vocabulary_heads, []
+
+    def train(model: Any, positions: Any, *arguments: Any) -> VocabularyHeads:
+        labels.append(positions.labels.numpy())
+        return real(model, positions, *arguments)
+
+    monkeypatch.setattr(build_module, "train_vocabulary_heads", train)
     assert build(folder, *HEADS, "--max-size", "500K") == 0
     printed = capsys.readouterr().out
     assert "5 of 5 texts equal" in printed
@@ -50,6 +57,10 @@ def test_build_writes_a_drafter_that_decodes(
     assert heads.inner_size == 128  # a multiple of 32; one of 160 takes more than half
     kept = (folder / "out" / "states.bin.jsonl").read_text().splitlines()
     assert len(kept) == 1 + 40 + 30  # the target, its responses, and texts like those to train on
+    known = labels[0] >= 0  # the varied texts come last, and train two slots
+    varied = known[np.flatnonzero(known[:, 2])[-1] + 3 :]
+    assert len(varied) > len(known) / 2
+    assert varied[:, :2].mean() > 0.8
     model, drafter = build_target("llama"), load_drafter(folder / "out")
     prompt = [2, 4, 33, 44, 3]
     ids = torch.tensor([prompt])
