@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -55,18 +57,20 @@ TEST_CASE("atomic file: what the disk does not take leaves the old file") {
   TemporaryFolder folder;
   const std::string path = folder.File("kept");
   WriteBytes(path, "old");
-  AtomicFile file(path);
-  file.Write("new");
-  disk_calls.clear();
-  fsync_error = ENOSPC;
   int found = 0;
   try {
+    AtomicFile file(path);
+    file.Write("new");
+    disk_calls.clear();
+    fsync_error = ENOSPC;
     file.Commit();
   } catch (const IoError& error) {
     found = error.error_number();
   }
   fsync_error = 0;
   CHECK(found == ENOSPC);
+  const std::filesystem::directory_iterator files(folder.path());
+  CHECK(std::distance(begin(files), end(files)) == 1);
   CHECK(disk_calls == std::vector<std::string>{"fsync 3"});
   CHECK(ReadBytes(path) == "old");
 }
