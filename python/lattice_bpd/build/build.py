@@ -107,7 +107,7 @@ def write_folder(
 
 _VARIED_SLOTS = 2  # of the heads, that varied texts train
 _TOP_K = 16  # candidates of each slot of the heads
-_ROWS = 1024  # that the heads read at once: a heap keeps much smaller arrays when they are freed
+_ROWS = 1024  # states that heads read at once; glibc's heap keeps what smaller calls free
 _CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
 _OWN = 0.9  # share of their tokens below which they are not the model's own
 _STEP = 32  # of the heads' width
@@ -336,13 +336,11 @@ def _train_heads(
     heads.to(dtype=model.dtype).attach(model)
     others = [*fitting, *held_out]
     hidden = torch.cat([states.of(n, len(responses[n])) for n in others])
-    exact = torch.tensor([token for n in others for token in responses[n]])
+    exact = torch.tensor([t for n in others for t in responses[n]], device=model.device)
     found = []
     with torch.inference_mode():
         for rows, ids in zip(*(torch.split(one, _ROWS) for one in (hidden, exact)), strict=True):
-            lattice = heads.lattice(
-                rows.to(model.device, model.dtype), ids.to(model.device), _TOP_K
-            )
+            lattice = heads.lattice(rows.to(model.device, model.dtype), ids, _TOP_K)
             found.append((lattice.token_ids.int().cpu(), lattice.scores.float().cpu()))
     ends = np.cumsum([len(responses[n]) for n in others])[:-1]
     split = [np.split(torch.cat(part).numpy(), ends) for part in zip(*found, strict=True)]

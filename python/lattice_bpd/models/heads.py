@@ -209,10 +209,7 @@ class VocabularyHeads(SavedHeads):
                 f"VocabularyHeads: the heads are for an output embedding of shape {expected}, the "
                 f"target has one of {found}; use heads that were trained on this target"
             )
-        bias = getattr(output, "bias", None)
-        rows = output.weight.detach()[self.token_ids]
-        bias = None if bias is None else bias.detach()[self.token_ids]
-        self._target = base.get_input_embeddings(), output, rows, bias
+        self._target = base.get_input_embeddings(), output, *take_rows(output, self.token_ids)
 
     def draft_states(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """States whose products with the output embedding are the logits.
@@ -327,6 +324,12 @@ class VocabularyHeads(SavedHeads):
                 f"VocabularyHeads: the draft vocabulary has token ids {low}..{high}, {distinct} of "
                 f"{len(ids)} distinct; expected distinct ids in 0..{self.vocab_size - 1}"
             )
+
+
+def take_rows(output: Any, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(K, D) rows and (K,) bias, or None, of K tokens of an output embedding."""
+    bias = getattr(output, "bias", None)
+    return output.weight.detach()[token_ids], None if bias is None else bias.detach()[token_ids]
 
 
 def _to_array(tensor: Tensor) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.head_files import TargetSample
-from lattice_bpd.models.heads import VocabularyHeads
+from lattice_bpd.models.heads import VocabularyHeads, take_rows
 from lattice_bpd.models.linear import has_fast_bfloat16, linear
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.head_states import KeptStates
@@ -116,12 +116,10 @@ def vary_exchanges(
     generator, ids = torch.Generator().manual_seed(0), torch.tensor(token_ids)
     sizes = [len(exchanges[number].response) for number in chosen]
     tokens = torch.tensor([token for n in chosen for token in exchanges[n].response])
-    starts = np.repeat(states.starts[list(chosen)] - np.cumsum([0, *sizes[:-1]]), sizes)
+    places = [states.starts[n] + np.arange(size) for n, size in zip(chosen, sizes, strict=True)]
     changed = (torch.rand(len(tokens), generator=generator) < _CHANGED).nonzero().squeeze(1)
-    rows = states.rows[torch.from_numpy(starts)[changed] + changed]
-    output: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    bias = getattr(output, "bias", None)
-    output_rows = output.weight.detach()[ids], None if bias is None else bias.detach()[ids]
+    rows = states.rows[torch.from_numpy(np.concatenate(places))[changed]]
+    output_rows = take_rows(model.get_output_embeddings(), ids)  # type: ignore[no-untyped-call]
     indices, shares = _find_distributions(output_rows, rows)
     likely = ids[indices.long().cpu()]
     others = shares.float().cpu().masked_fill(likely == tokens[changed, None], 0.0) + 1e-9
