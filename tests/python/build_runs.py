@@ -48,11 +48,12 @@ def make_folder(folder: Path, kind: str = "llama", count: int = 30) -> Path:
     return folder
 
 
-def build(folder: Path, *options: str, out: str = "out") -> int:
+def build(folder: Path, *options: str, out: str = "out", prompts: bool = True) -> int:
     """The status of the command."""
+    files = ["--prompts", str(folder / "prompts.json")] if prompts else []
     return main([
-        "build", str(folder / "model"), "--prompts", str(folder / "prompts.json"), "-o",
-        str(folder / out), "--max-new-tokens", "12", *options,
+        "build", str(folder / "model"), *files, "-o", str(folder / out), "--max-new-tokens", "12",
+        *options,
     ])  # fmt: skip
 
 

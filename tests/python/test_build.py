@@ -17,6 +17,7 @@ from lattice_bpd.build import build as build_module
 from lattice_bpd.build import choice as choice_module
 from lattice_bpd.build import report
 from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
+from lattice_bpd.build.job import split_chats
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd.draft.mixture import KnownText
@@ -105,6 +106,38 @@ def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str
     assert not (folder / "out").exists()
     assert build(folder, "--time", "1s") == 0  # at least three prompts
     assert len((folder / "out" / "responses.jsonl").read_text().splitlines()) == 3
+
+
+def test_prompts_that_the_model_writes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ("--own-prompts", "30")
+    assert build(folder, *own, "--dry-run", prompts=False) == 0
+    assert "  prompts  " in capsys.readouterr().out
+    assert build(folder, *own, prompts=False) == 0
+    printed = capsys.readouterr().out
+    assert "30 of the prompts were written by the model itself" in printed
+    names = [folder / "out" / name for name in ("own_prompts.jsonl", "responses.jsonl")]
+    before = [name.read_bytes() for name in names]
+    written = [json.loads(line) for line in before[0].splitlines()]
+    answered = [json.loads(line)["prompt"] for line in before[1].splitlines()]
+    texts = set()
+    for line in written:
+        *text, last = line["response"]
+        assert line["prompt"][:-1] == [2]  # <user>, then the seed
+        if text and last in (1, 3) and not {0, 1}.intersection(text):  # the end, or <assistant>
+            texts.add((2, *text, 3))
+    assert sorted(answered) == sorted(map(list, texts))
+    assert len(answered) == 30
+    assert build(folder, *own, prompts=False) == 0  # nothing new
+    assert [name.read_bytes() for name in names] == before
+    assert build(folder, "--own-prompts", "20") == 0  # 40 of a file are fitted to and measured
+    printed = capsys.readouterr().out
+    assert "20 of the prompts were written by the model itself" in printed
+    assert names[0].read_bytes() == before[0]
+    parts = split_chats(range(60), range(40, 60))
+    assert [len(part) for part in parts] == [50, 5, 5]
+    assert parts[0] > set(range(40, 60))
+    assert build(folder, "--time", "1s", prompts=False, out="short") == 0
+    assert len((folder / "short" / "responses.jsonl").read_text().splitlines()) < 2_000
 
 
 @pytest.mark.parametrize(
@@ -222,11 +255,12 @@ def test_responses_of_a_log_are_not_generated(
     out = str(folder / "out")
     assert main(["build", str(folder / "model"), "--responses", str(file), "-o", out]) == 0
     assert not (folder / "out" / "responses.jsonl").exists()
-    assert main(["build", str(folder / "model"), "-o", out]) == 2
     printed = capsys.readouterr().out
     assert "repeat what the same response has before" not in printed
     assert "no chat template" not in printed
     (folder / "model" / "chat_template.jinja").unlink()  # as a base model
+    assert main(["build", str(folder / "model"), "-o", out]) == 2
+    assert "no chat template that marks the user's messages" in capsys.readouterr().err
     file.write_text(
         json.dumps([{"prompt": f"w{n}", "response": "w40 w41 " * 20} for n in range(9)])
     )

@@ -84,7 +84,8 @@ def test_the_expected_time_of_responses(
     chats = make_chats(count, turns)
     machine, tokenizer = Machine(monkeypatch), chat_tokenizer()
     machine.model.generation_config.eos_token_id = [1, 3, 5] if ends else [VOCAB]
-    plan = make_plan(machine.model, tokenizer, chats, BuildJob(tmp_path, max_new_tokens=NEW))
+    job = BuildJob(tmp_path, ("chats",), max_new_tokens=NEW)
+    plan = make_plan(machine.model, tokenizer, chats, job)
     assert plan.prompts == count * turns
     start, watcher = machine.now, Recorder(machine)
     assert start < 60.0
@@ -98,16 +99,17 @@ def test_the_expected_time_of_responses(
         assert abs(expected - left) < 0.45 * seconds, (count, now - start, share)
 
 
-@pytest.mark.parametrize("count", [20, 100])
+@pytest.mark.parametrize(("count", "own"), [(20, None), (100, None), (20, 80)])
 def test_the_expected_time_of_a_build(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, own: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine, tokenizer = Machine(monkeypatch), chat_tokenizer()
-    job = BuildJob(tmp_path, max_new_tokens=NEW)
+    job = BuildJob(tmp_path, ("chats",), own, max_new_tokens=NEW)
     job.__dict__["chats"] = make_chats(count)
     expected = make_plan(machine.model, tokenizer, job.chats, job).seconds
     start = machine.now
     result = build_drafter(machine.model, tokenizer, job, Watcher())
     seconds = machine.now - start
-    assert sum(expected.values()) == pytest.approx(seconds, rel=0.25)
+    within = 0.25 if own is None else 0.5  # most prompts of this model are left out
+    assert sum(expected.values()) == pytest.approx(seconds, rel=within)
     assert result.seconds["live decoding"] < 0.35 * seconds or result.live.prompts == 5

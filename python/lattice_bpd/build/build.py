@@ -51,7 +51,12 @@ from lattice_bpd.models.head_files import TargetSample
 from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.head_states import StateFile
-from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
+from lattice_bpd.train.responses.collect import (
+    Exchange,
+    collect_responses,
+    read_responses,
+    write_prompts,
+)
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.train.vocabulary_heads import (
@@ -105,6 +110,7 @@ def write_folder(
     ).save(folder / "drafter.json")  # fmt: skip
 
 
+_GREETING = Chat([{"role": "user", "content": "Hello"}], "a first prompt")
 _VARIED_SLOTS = 2  # of the heads, that varied texts train
 _TOP_K = 16  # candidates of each slot of the heads
 _ROWS = 1024  # states that heads read at once; glibc's heap keeps what smaller calls free
@@ -148,18 +154,30 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         seconds[stage], last = time.perf_counter() - last, time.perf_counter()
 
     chats = [job.chats[n] for n in np.random.default_rng(0).permutation(len(job.chats))]
-    if job.seconds is not None and chats:
-        share = make_plan(model, tokenizer, chats, job).count_fitting(job.seconds)
-        chats = chats[: max(FEWEST_CHATS, int(min(1.0, share) * len(chats)))]
+    drafting = _check_drafting(model, tokenizer, [*chats, *job.given, _GREETING][0], job)
+    num_own = job.num_own_prompts
+    if job.seconds is not None and (chats or num_own):
+        share = min(1.0, make_plan(model, tokenizer, chats, job).count_fitting(job.seconds))
+        chats = chats[: max(FEWEST_CHATS, int(share * len(chats)))]
+        num_own = min(num_own, max(FEWEST_CHATS, int(share * num_own)))
         lap("probe")
-    drafting = _check_drafting(model, tokenizer, [*chats, *job.given][0], job)
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
+    own: list[Chat] = []
+    if num_own:
+        kept = ResponseStore(job.output / "own_prompts.jsonl", model, "prompts")
+        own = write_prompts(
+            model, tokenizer, num_own, kept, stop_token_ids=stops, batch_size=job.batch_size,
+            watcher=watcher,
+        )  # fmt: skip
+        chats += own
+        lap("prompts")
     states = StateFile(job.output / "states.bin", model) if job.heads else None
     exchanges, notes = _read_responses(model, tokenizer, chats, job, stops, states, watcher)
     lap("responses")
+    places = {one.chat for one in exchanges}
     training, fitting, held_out = (
         [n for n, one in enumerate(exchanges) if one.chat in part]
-        for part in split_chats(sorted({one.chat for one in exchanges}))
+        for part in split_chats(places, range(len(chats) - len(own), len(chats)))
     )
     if not (training and fitting and held_out):
         raise ValueError(
@@ -200,6 +218,8 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
     }
     if job.costs is not None:
         notes.append(f"Expected gains are those of single paths, with the times of {job.costs}.")
+    if own:
+        notes.append(f"{len(own):,} of the prompts were written by the model itself.")
     if job.chat and not tokenizer.chat_template:
         notes.append("The model has no chat template, so prompts are texts that it continues.")
     notes += describe_repetition([one.response for one in exchanges])
@@ -296,8 +316,9 @@ def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGr
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SmoothingWarning)  # own text is always small
         lm = NGramLM.train(
-            responses, job.order, vocab_size=vocab_size, smoothing=job.smoothing, unseen="uniform"
-        )
+            responses, job.order, vocab_size=vocab_size, smoothing="modified_kneser_ney",
+            unseen="uniform",
+        )  # fmt: skip
     path, most = job.output / "own.lm", math.inf
     if job.max_bytes is not None:
         most = job.max_bytes / (1 + job.heads)

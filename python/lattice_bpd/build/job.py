@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from lattice_bpd.text_input import read_text
 from lattice_bpd.train.responses.prompts import Chat, read_chats
 
 FEWEST_CHATS = 3  # one each to train on, to fit the gates to and to measure
+_OWN_PROMPTS = 2_000  # where no others are given
 _HELD_OUT = 0.1  # of the conversations, to measure; as many to fit the gates
 
 
@@ -28,6 +29,9 @@ class BuildJob:
     Attributes:
         output: folder of the drafter; also keeps what an interrupted run continues from.
         prompts: files, see `read_chats`.
+        own_prompts: prompts that the model writes itself, to train on beside those of files;
+            without files also to fit the mixture and to measure. None: 2,000 without files, else
+            none.
         responses: conversations with the model's own responses, such as logs of a server, in the
             formats of prompts; nothing is generated for them.
         server: a running server of the model answers the prompts, many at a time: one with
@@ -38,7 +42,6 @@ class BuildJob:
         chat: whether prompts go through the model's chat template, where it has one.
         max_new_tokens: most tokens of a response.
         order: of the n-gram LM of the responses.
-        smoothing: of the n-gram LM.
         max_bytes: size of the n-gram LM and heads, such as 8M: prunes the LM; with heads, each has
             half of it, and heads are as wide as fits. None: as they are.
         lms: further n-gram LMs, of ngram train --model MODEL.
@@ -54,13 +57,13 @@ class BuildJob:
 
     output: Path
     prompts: tuple[str, ...] = ()
+    own_prompts: int | None = None
     responses: tuple[str, ...] = ()
     server: str | None = None
     server_model: str | None = None
     chat: bool = True
     max_new_tokens: int = 128
     order: int = 5
-    smoothing: str = "modified_kneser_ney"
     max_bytes: int | None = None
     lms: tuple[Path, ...] = ()
     costs: Path | None = None
@@ -80,6 +83,12 @@ class BuildJob:
     def given(self) -> list[Chat]:
         """The conversations of `responses`."""
         return [chat for file in self.responses for chat in read_chats(file)]
+
+    @property
+    def num_own_prompts(self) -> int:
+        """How many prompts the model writes."""
+        default = 0 if self.prompts or self.responses else _OWN_PROMPTS
+        return default if self.own_prompts is None else self.own_prompts
 
     @cached_property
     def given_lms(self) -> list[NGramLM]:
@@ -107,23 +116,34 @@ class BuildJob:
             ("order", self.order, 6), ("epochs", self.epochs, math.inf),
             ("batch-size", self.batch_size, math.inf), ("max-size", self.max_bytes, math.inf),
             ("max-new-tokens", self.max_new_tokens, math.inf),
+            ("own-prompts", self.own_prompts, math.inf),
         ):  # fmt: skip
             if value is not None and not 0 < value <= most:
                 upper = "" if most == math.inf else f", at most {most}"
                 raise ValueError(f"build: --{option} is {value}; expected more than 0{upper}")
-        if (count := len(self.chats) + len(self.given)) < FEWEST_CHATS:
+        if (count := len(self.chats) + len(self.given) + self.num_own_prompts) < FEWEST_CHATS:
             raise ValueError(
                 f"build: found {count} prompts; expected {FEWEST_CHATS} or more in --prompts FILE "
-                "or --responses FILE: to train on, to fit the mixture to and to measure"
+                "or --responses FILE, or by --own-prompts: to train on, to fit the mixture to and "
+                "to measure"
             )
         _ = self.given_lms, self.given_costs
 
 
-def split_chats(chats: Sequence[int]) -> tuple[set[int], set[int], set[int]]:
-    """Those of some conversations to train on, to fit the gates to, and to measure, at random."""
-    order = np.random.default_rng(1).permutation(np.array(chats, int)).tolist()
+def split_chats(
+    chats: Collection[int], own: Collection[int] = ()
+) -> tuple[set[int], set[int], set[int]]:
+    """Those of some conversations to train on, to fit the gates to, and to measure, at random.
+
+    Those with prompts that the model wrote are to train on, if there are enough others.
+    """
+    given = sorted(set(chats) - set(own))
+    if len(given) < FEWEST_CHATS:
+        given = sorted(chats)
+    order = np.random.default_rng(1).permutation(np.array(given, int)).tolist()
     count = max(1, round(_HELD_OUT * len(order)), min(FEWEST_TEXTS, len(order) // 3))
-    return set(order[2 * count :]), set(order[count : 2 * count]), set(order[:count])
+    held_out, fitting = set(order[:count]), set(order[count : 2 * count])
+    return set(chats) - held_out - fitting, fitting, held_out
 
 
 def read_costs(path: str | Path) -> dict[int, float]:

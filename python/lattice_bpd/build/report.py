@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Collection, Sequence
@@ -21,7 +22,7 @@ from lattice_bpd.decode.strategies import load_drafter
 from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.openai_server import OpenAIServer
-from lattice_bpd.train.responses.collect import Exchange
+from lattice_bpd.train.responses.collect import Exchange, write_prompts
 from lattice_bpd.train.responses.generation import count_rows, generate_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt
 from lattice_bpd.train.responses.server import ServerResponses
@@ -188,6 +189,16 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         chats: the conversations.
         job: the options.
     """
+    seconds: dict[str, float] = {}
+    stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
+    num_own, own = job.num_own_prompts, list[Chat]()
+    if num_own:
+        write_prompts(model, tokenizer, 1, None, stop_token_ids=stops)  # first calls are slow
+        start = time.perf_counter()
+        own = write_prompts(model, tokenizer, min(_PROBED, num_own), None, stop_token_ids=stops)
+        own_took = time.perf_counter() - start
+        repeated = own * math.ceil(num_own / max(1, len(own)))
+        chats = [*chats, *repeated[:num_own]]
     turns = [(chat.messages[:end], chat.location) for chat in chats for end in chat.prompt_ends()]
     encoded = [(encode_prompt(tokenizer, *turn, chat=job.chat), turn[0]) for turn in turns]
     limit = find_max_positions(model.config.get_text_config())
@@ -200,7 +211,6 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
     fitting.sort(key=lambda one: len(one[0]))
     lengths = [len(one[0]) for one in fitting]
     prompt_tokens, total, most = sum(lengths), len(fitting), job.max_new_tokens
-    stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
     server = make_server(tokenizer, job, stops)
     read = min(_READ, (limit or _READ) - 1)
     for _ in range(2):  # first calls are slow
@@ -227,14 +237,22 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         new += found
     length = sum(new) / max(1, len(new))
     new_tokens = int(length * total)
-    seconds = {"responses": took * total / len(sample)}
-    if server is None:
+
+    def predict(sample: Sequence[int], new: Sequence[int], took: float, all_: list[int]) -> float:
+        """Seconds to answer prompts of lengths `all_`, from those of a sample."""
         steps, rows = _batch_work(sample, new[-len(sample) :], most, job.batch_size)
         known = token * sum(sample) + call * steps
         row = max(took - known, 0.0) / rows  # seconds of a row in a step
         factor = took / (known + row * rows)
-        steps, rows = _batch_work(lengths, new, most, job.batch_size)
-        seconds["responses"] = factor * (token * prompt_tokens + call * steps + row * rows)
+        steps, rows = _batch_work(all_, new, most, job.batch_size)
+        return factor * (token * sum(all_) + call * steps + row * rows)
+
+    if own:  # what these start with is read once
+        written = [len(tokenizer(one.messages[0]["content"])["input_ids"]) for one in own]
+        seconds["prompts"] = predict([1] * len(own), written, own_took, [1] * num_own)
+    seconds["responses"] = (
+        predict(sample, new, took, lengths) if server is None else took * total / len(sample)
+    )
     if job.heads:
         reads = _TRAINING + (server is not None)  # the varied texts, and responses of a server
         seconds["states"] = (prompt_tokens + new_tokens) * token * reads

@@ -1,4 +1,4 @@
-"""`lattice-bpd build`: from a model and prompts to a tuned drafter."""
+"""`lattice-bpd build`: from a model to a tuned drafter."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lattice_bpd.build.job import BuildJob
-from lattice_bpd.cli.options import SMOOTHINGS, add_command, add_options, parse_size, pick
+from lattice_bpd.cli.options import add_command, add_options, parse_size, pick
 
 if TYPE_CHECKING:
     from lattice_bpd.build.report import Plan
     from lattice_bpd.cli.options import Commands
 
 _OPTIONS = (
-    "output", "prompts", "responses", "server", "server_model", "heads", "keep_heads", "chat",
-    "max_new_tokens", "lms", "order", "smoothing", "max_bytes", "epochs", "batch_size", "costs",
-    "seconds",
+    "output", "prompts", "own_prompts", "responses", "server", "server_model", "heads",
+    "keep_heads", "chat", "max_new_tokens", "lms", "order", "max_bytes", "epochs",
+    "batch_size", "costs", "seconds",
 )  # fmt: skip
 
 _EPILOG = """examples:
+  lattice-bpd build MODEL -o my-drafter
   lattice-bpd build MODEL --prompts prompts.jsonl -o my-drafter
   lattice-bpd build MODEL --prompts chats.json more.txt --heads --time 40m -o my-drafter
   lattice-bpd generate MODEL --drafter my-drafter --chat 'Write a poem about bees'
 
 Prompts: .jsonl or .json with messages, conversations (ShareGPT), turns, prompt or text, or strings;
 any other file is plain text with a prompt per paragraph. Use prompts like those that the model will
-get: 500 or more. The model answers them, an n-gram LM (and heads) learn from its answers, and what
-does not raise tokens/s on held-out prompts is left out. After Ctrl-C the same command continues.
+get: 500 or more; without any a chat model writes 2,000 itself. The model answers them, an n-gram LM
+(and heads) learn from its answers, and what does not raise tokens/s on held-out prompts is left
+out. After Ctrl-C the same command continues.
 """
 _TITLES = {
+    "prompts": "prompts by the model",
     "responses": "the model's own responses",
     "states": "hidden states (responses)",
     "heads": "training heads (steps)",
@@ -44,7 +47,7 @@ def add_parser(commands: Commands) -> None:
     """Adds the command `build`."""
     parser = add_command(
         commands, "build", run, epilog=_EPILOG,
-        summary="make a drafter for a model from prompts",
+        summary="make a drafter for a model",
         description="Make a drafter for a model: its own responses to your prompts, an n-gram LM\n"
         "of them, optionally draft heads, and the choice of what pays, in one folder.",
     )  # fmt: skip
@@ -55,13 +58,13 @@ def add_parser(commands: Commands) -> None:
         parser, BuildJob, _OPTIONS,
         output={"flag": "-o --output", "metavar": "DIR", "required": True},
         prompts={"nargs": "+", "type": str, "metavar": "FILE", "help": "see below"},
+        own_prompts={"metavar": "N"},
         responses={"nargs": "+", "type": str, "metavar": "FILE"},
         server={"metavar": "URL"},
         server_model={"metavar": "NAME"},
         chat={"help": "prompts as they are, without the chat template"},
         max_bytes={"flag": "--max-size", "type": parse_size, "metavar": "SIZE"},
         lms={"flag": "--lm", "nargs": "+", "type": Path, "metavar": "FILE"},
-        smoothing={"choices": SMOOTHINGS},
         seconds={"flag": "--time", "type": _parse_time, "metavar": "TIME"},
     )  # fmt: skip
     parser.add_argument(

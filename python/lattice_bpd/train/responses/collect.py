@@ -1,4 +1,4 @@
-"""The target's responses to all turns of conversations, generated or from a store."""
+"""The target's responses to all turns of conversations, generated or from a store, and prompts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.responses.generation import generate_responses
-from lattice_bpd.train.responses.prompts import Chat, Message, encode_prompt
+from lattice_bpd.train.responses.prompts import Chat, Message, encode_prompt, format_prompt
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.verify.acceptance.rules import Acceptance
+from lattice_bpd.verify.acceptance.sampling import Sampled
 from lattice_bpd.watcher import Watcher
+
+_LONGEST = 128  # tokens of a prompt that the target writes
+_TRIED = 10  # prompts for each new one, before no more are tried
+_CONTENT = "0content0"  # of a message, to find what a chat template puts around it
 
 
 class Exchange(NamedTuple):
@@ -167,3 +172,92 @@ def collect_responses(
             "ones"
         )
     return found
+
+
+def write_prompts(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    count: int,
+    store: ResponseStore | None,
+    *,
+    stop_token_ids: Collection[int] = (),
+    batch_size: int = 64,
+    watcher: Watcher | None = None,
+) -> list[Chat]:
+    """Prompts that the target itself writes.
+
+    After the start of a user's message the target samples how such messages go on, at temperature 1
+    (Magpie, Xu et al. 2024, arXiv:2406.08464). Empty ones, those seen before and those without an
+    end in 128 tokens are left out.
+
+    Args:
+        model: the target.
+        tokenizer: its tokenizer, of transformers, with a chat template.
+        count: how many; fewer where the target repeats itself.
+        store: of this target; keeps what it wrote, by seed. None: nothing does.
+        stop_token_ids: end a message, as does what the chat template puts after one.
+        batch_size: see `generate_responses`.
+        watcher: receives progress: stage "prompts", a step for each.
+
+    Raises:
+        ValueError: no chat template, or one that refuses a message of the user.
+        OSError: the store cannot be written.
+    """
+    watcher = watcher or Watcher()
+    prompt = format_prompt(tokenizer, [{"role": "user", "content": _CONTENT}])
+    before, _, after = prompt.text.partition(_CONTENT)
+    if not (prompt.uses_template and before.strip() and after.strip()):
+        raise ValueError(
+            "the model has no chat template that marks the user's messages, so it cannot write "
+            "prompts; give some (build: --prompts FILE)"
+        )
+    mark = after.split()[0]
+    start, end = (
+        list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, mark)
+    )
+    stops = {*stop_token_ids, *(end if len(end) == 1 else ())}
+    special = set(tokenizer.all_special_ids)
+    seeds: dict[str, int] = {}  # the first one of each prompt
+    watcher.begin("prompts", count)
+
+    def take(seed: int, ids: list[int]) -> None:
+        ids, ended = (ids[:-1], True) if ids[-1] in stops else (ids, False)
+        content, found, _ = tokenizer.decode(ids).partition(mark)
+        content = content.strip()
+        if (ended or found) and content and special.isdisjoint(ids):
+            if content not in seeds:
+                watcher.advance()
+            seeds[content] = min(seed, seeds.get(content, seed))
+
+    new: list[int] = []  # seeds that the store lacks
+    prompts: list[list[int]] = []
+    tried = answered = 0
+
+    def ask() -> None:
+        """Tries as many seeds as prompts are missing; those that the store has are taken."""
+        nonlocal tried
+        while len(seeds) + len(new) - answered < count and tried < count + _TRIED * len(seeds):
+            known = None if store is None else store.get([*start, tried], _LONGEST)
+            if known is None:
+                new.append(tried)
+                prompts.append(start)
+            else:
+                take(tried, known)
+            tried += 1
+
+    ask()
+    responses = generate_responses(
+        model, prompts, _LONGEST, acceptance=Sampled(seed=new), stop_token_ids=stops or None,
+        batch_size=batch_size,
+    )  # fmt: skip
+    for answered, one in enumerate(responses, 1):  # noqa: B007
+        seed, ids = new[one.prompt], one.token_ids
+        if store is not None:
+            store.add([*start, seed], ids, ended=one.ended, limit=_LONGEST)
+        take(seed, ids)
+        ask()
+    watcher.end()
+    return [
+        Chat([{"role": "user", "content": content}], f"own prompt {seed}")
+        for content, seed in sorted(seeds.items(), key=lambda one: one[1])
+    ]
