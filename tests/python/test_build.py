@@ -22,7 +22,7 @@ from lattice_bpd.cli import main
 from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd.draft.mixture import KnownText
 from lattice_bpd.models import VocabularyHeads, load_heads
-from lattice_bpd.train.responses import generation
+from lattice_bpd.train.responses import collect, generation
 from target_models import VOCAB, build_target
 
 NEW = 12
@@ -108,7 +108,9 @@ def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str
     assert len((folder / "out" / "responses.jsonl").read_text().splitlines()) == 3
 
 
-def test_prompts_that_the_model_writes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_that_the_model_writes(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = ("--own-prompts", "30")
     assert build(folder, *own, "--dry-run", prompts=False) == 0
     assert "  prompts  " in capsys.readouterr().out
@@ -136,6 +138,10 @@ def test_prompts_that_the_model_writes(folder: Path, capsys: pytest.CaptureFixtu
     parts = split_chats(range(60), range(40, 60))
     assert [len(part) for part in parts] == [50, 5, 5]
     assert parts[0] > set(range(40, 60))
+    monkeypatch.setattr(collect, "_LONGEST", 1)  # none ends
+    assert build(folder, *own, prompts=False, out="none") == 2
+    assert "none of 64 prompts that the model wrote can be used" in capsys.readouterr().err
+    monkeypatch.undo()
     assert build(folder, "--time", "1s", prompts=False, out="short") == 0
     assert len((folder / "short" / "responses.jsonl").read_text().splitlines()) < 2_000
 

@@ -21,7 +21,7 @@ from lattice_bpd.verify.acceptance.sampling import Sampled
 from lattice_bpd.watcher import Watcher
 
 _LONGEST = 128  # tokens of a prompt that the target writes
-_TRIED = 10  # prompts for each new one, before no more are tried
+_FIRST, _TRIED = 64, 10  # prompts that are tried at least, and for each that can be used
 _CONTENT = "0content0"  # of a message, to find what a chat template puts around it
 
 
@@ -200,7 +200,8 @@ def write_prompts(
         watcher: receives progress: stage "prompts", a step for each.
 
     Raises:
-        ValueError: no chat template, or one that refuses a message of the user.
+        ValueError: no chat template, one that refuses a message of the user, or no prompt that can
+            be used.
         OSError: the store cannot be written.
     """
     watcher = watcher or Watcher()
@@ -212,8 +213,9 @@ def write_prompts(
             "prompts; give some (build: --prompts FILE)"
         )
     mark = after.split()[0]
-    start, end = (
-        list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, mark)
+    start, end = (  # the space before a word is a part of its token
+        list(tokenizer(part, add_special_tokens=False)["input_ids"])
+        for part in (before.rstrip(" "), mark)
     )
     stops = {*stop_token_ids, *(end if len(end) == 1 else ())}
     special = set(tokenizer.all_special_ids)
@@ -236,7 +238,7 @@ def write_prompts(
     def ask() -> None:
         """Tries as many seeds as prompts are missing; those that the store has are taken."""
         nonlocal tried
-        while len(seeds) + len(new) - answered < count and tried < count + _TRIED * len(seeds):
+        while len(seeds) + len(new) - answered < count and tried < max(_FIRST, _TRIED * len(seeds)):
             known = None if store is None else store.get([*start, tried], _LONGEST)
             if known is None:
                 new.append(tried)
@@ -257,6 +259,11 @@ def write_prompts(
         take(seed, ids)
         ask()
     watcher.end()
+    if not seeds:
+        raise ValueError(
+            f"none of {tried} prompts that the model wrote can be used; give some (build: "
+            "--prompts FILE)"
+        )
     return [
         Chat([{"role": "user", "content": content}], f"own prompt {seed}")
         for content, seed in sorted(seeds.items(), key=lambda one: one[1])
