@@ -18,7 +18,7 @@ from lattice_bpd.text_input import read_text
 from lattice_bpd.train.responses.prompts import Chat, read_chats
 
 FEWEST_CHATS = 3  # one each to train on, to fit the gates to and to measure
-_OWN_PROMPTS = 2_000  # where no others are given
+_OWN_PROMPTS = 1_000  # where no others are given
 _HELD_OUT = 0.1  # of the conversations, to measure; as many to fit the gates
 
 
@@ -30,7 +30,7 @@ class BuildJob:
         output: folder of the drafter; also keeps what an interrupted run continues from.
         prompts: files, see `read_chats`.
         own_prompts: prompts that the model writes itself, to train on beside those of files;
-            without files also to fit the mixture and to measure. None: 2,000 without files, else
+            without files also to fit the mixture and to measure. None: 1,000 without files, else
             none.
         responses: conversations with the model's own responses, such as logs of a server, in the
             formats of prompts; nothing is generated for them.

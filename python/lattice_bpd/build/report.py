@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
+import tempfile
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from lattice_bpd.train.responses.collect import Exchange, write_prompts
 from lattice_bpd.train.responses.generation import count_rows, generate_responses
 from lattice_bpd.train.responses.prompts import Chat, encode_prompt
 from lattice_bpd.train.responses.server import ServerResponses
+from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.train.vocabulary_heads import (
     Positions,
     VocabularyHeadsOptions,
@@ -191,14 +194,19 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
     """
     seconds: dict[str, float] = {}
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
-    num_own, own = job.num_own_prompts, list[Chat]()
+    num_own, written, own_took = job.num_own_prompts, list[int](), 0.0
     if num_own:
-        write_prompts(model, tokenizer, 1, None, stop_token_ids=stops)  # first calls are slow
         start = time.perf_counter()
-        own = write_prompts(model, tokenizer, min(_PROBED, num_own), None, stop_token_ids=stops)
-        own_took = time.perf_counter() - start
-        repeated = own * math.ceil(num_own / max(1, len(own)))
-        chats = [*chats, *repeated[:num_own]]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "own.jsonl"
+            own = write_prompts(
+                model, tokenizer, min(_PROBED, num_own), ResponseStore(path, model),
+                stop_token_ids=stops,
+            )  # fmt: skip
+            written = [len(json.loads(line)["response"]) for line in path.read_text().splitlines()]
+        share = num_own / len(own)
+        own_took = share * (time.perf_counter() - start)
+        chats = [*chats, *(own * math.ceil(share))[:num_own]]
     turns = [(chat.messages[:end], chat.location) for chat in chats for end in chat.prompt_ends()]
     encoded = [(encode_prompt(tokenizer, *turn, chat=job.chat), turn[0]) for turn in turns]
     limit = find_max_positions(model.config.get_text_config())
@@ -237,22 +245,23 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         new += found
     length = sum(new) / max(1, len(new))
     new_tokens = int(length * total)
-
-    def predict(sample: Sequence[int], new: Sequence[int], took: float, all_: list[int]) -> float:
-        """Seconds to answer prompts of lengths `all_`, from those of a sample."""
+    if num_own:
+        seconds["prompts"] = own_took
+    seconds["responses"] = took * total / len(sample)
+    if server is None:
         steps, rows = _batch_work(sample, new[-len(sample) :], most, job.batch_size)
         known = token * sum(sample) + call * steps
         row = max(took - known, 0.0) / rows  # seconds of a row in a step
         factor = took / (known + row * rows)
-        steps, rows = _batch_work(all_, new, most, job.batch_size)
-        return factor * (token * sum(all_) + call * steps + row * rows)
 
-    if own:  # what these start with is read once
-        written = [len(tokenizer(one.messages[0]["content"])["input_ids"]) for one in own]
-        seconds["prompts"] = predict([1] * len(own), written, own_took, [1] * num_own)
-    seconds["responses"] = (
-        predict(sample, new, took, lengths) if server is None else took * total / len(sample)
-    )
+        def predict(lengths: Sequence[int], new: Sequence[int]) -> float:
+            """Seconds to answer prompts of these lengths."""
+            steps, rows = _batch_work(lengths, new, most, job.batch_size)
+            return factor * (token * sum(lengths) + call * steps + row * rows)
+
+        seconds["responses"] = predict(lengths, new)
+        if num_own:  # what these start with is read once
+            seconds["prompts"] = predict([1] * int(share * len(written)), written)
     if job.heads:
         reads = _TRAINING + (server is not None)  # the varied texts, and responses of a server
         seconds["states"] = (prompt_tokens + new_tokens) * token * reads

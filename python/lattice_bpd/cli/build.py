@@ -28,7 +28,7 @@ _EPILOG = """examples:
 
 Prompts: .jsonl or .json with messages, conversations (ShareGPT), turns, prompt or text, or strings;
 any other file is plain text with a prompt per paragraph. Use prompts like those that the model will
-get: 500 or more; without any a chat model writes 2,000 itself. The model answers them, an n-gram LM
+get: 500 or more; without any a chat model writes 1,000 itself. The model answers them, an n-gram LM
 (and heads) learn from its answers, and what does not raise tokens/s on held-out prompts is left
 out. After Ctrl-C the same command continues.
 """

@@ -178,7 +178,7 @@ def write_prompts(
     model: PreTrainedModel,
     tokenizer: Any,
     count: int,
-    store: ResponseStore | None,
+    store: ResponseStore,
     *,
     stop_token_ids: Collection[int] = (),
     batch_size: int = 64,
@@ -194,7 +194,7 @@ def write_prompts(
         model: the target.
         tokenizer: its tokenizer, of transformers, with a chat template.
         count: how many; fewer where the target repeats itself.
-        store: of this target; keeps what it wrote, by seed. None: nothing does.
+        store: of this target; keeps what it wrote, by seed.
         stop_token_ids: end a message, as does what the chat template puts after one.
         batch_size: see `generate_responses`.
         watcher: receives progress: stage "prompts", a step for each.
@@ -239,8 +239,7 @@ def write_prompts(
         """Tries as many seeds as prompts are missing; those that the store has are taken."""
         nonlocal tried
         while len(seeds) + len(new) - answered < count and tried < max(_FIRST, _TRIED * len(seeds)):
-            known = None if store is None else store.get([*start, tried], _LONGEST)
-            if known is None:
+            if (known := store.get([*start, tried], _LONGEST)) is None:
                 new.append(tried)
                 prompts.append(start)
             else:
@@ -254,8 +253,7 @@ def write_prompts(
     )  # fmt: skip
     for answered, one in enumerate(responses, 1):  # noqa: B007
         seed, ids = new[one.prompt], one.token_ids
-        if store is not None:
-            store.add([*start, seed], ids, ended=one.ended, limit=_LONGEST)
+        store.add([*start, seed], ids, ended=one.ended, limit=_LONGEST)
         take(seed, ids)
         ask()
     watcher.end()
