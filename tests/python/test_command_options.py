@@ -37,12 +37,12 @@ TRAIN, CONVERT = "lattice_bpd.train.", "lattice_bpd.lm.convert."
 # is not run; and their arguments.
 LINES: list[tuple[str, str, dict[str, Any]]] = [
     ("build m -o out --prompts a b --responses c --server url --server-model s --heads "
-     "--keep-heads --no-chat --max-new-tokens 7 --lm x y --order 3 --smoothing absolute --dry-run "
+     "--keep-heads --no-chat --max-new-tokens 7 --lm x y --order 3 --own-prompts 9 --dry-run "
      "--max-size 4K --epochs 0.5 --batch-size 5 --costs z --time 20m",
      "lattice_bpd.cli.build.BuildJob",
      {"output": Path("out"), "prompts": ("a", "b"), "responses": ("c",), "server": "url",
       "server_model": "s", "heads": True, "keep_heads": True, "chat": False, "max_new_tokens": 7,
-      "lms": (Path("x"), Path("y")), "order": 3, "smoothing": "absolute", "max_bytes": 4000,
+      "lms": (Path("x"), Path("y")), "order": 3, "own_prompts": 9, "max_bytes": 4000,
       "epochs": 0.5, "batch_size": 5, "costs": Path("z"), "seconds": 1200.0}),
     ("build m -o out --responses c --keep-heads", "lattice_bpd.cli.build.BuildJob",
      {"heads": True, "chat": True}),
