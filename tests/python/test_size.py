@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 133, "lines": 24_921, "public names": 95}
+LIMITS = {"files": 133, "lines": 24_919, "public names": 95}
 OPTIONS = 121
 STEP = {"files": 9, "lines": 2_000, "functions": 41}  # by what a step measures
 

@@ -194,7 +194,7 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
     """
     seconds: dict[str, float] = {}
     stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
-    num_own, written, own_took = job.num_own_prompts, list[int](), 0.0
+    num_own, written = job.num_own_prompts, list[int]()
     if num_own:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +205,7 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
             )  # fmt: skip
             written = [len(json.loads(line)["response"]) for line in path.read_text().splitlines()]
         share = num_own / len(own)
-        own_took = share * (time.perf_counter() - start)
+        seconds["prompts"] = share * (time.perf_counter() - start)
         chats = [*chats, *(own * math.ceil(share))[:num_own]]
     turns = [(chat.messages[:end], chat.location) for chat in chats for end in chat.prompt_ends()]
     encoded = [(encode_prompt(tokenizer, *turn, chat=job.chat), turn[0]) for turn in turns]
@@ -245,8 +245,6 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         new += found
     length = sum(new) / max(1, len(new))
     new_tokens = int(length * total)
-    if num_own:
-        seconds["prompts"] = own_took
     seconds["responses"] = took * total / len(sample)
     if server is None:
         steps, rows = _batch_work(sample, new[-len(sample) :], most, job.batch_size)

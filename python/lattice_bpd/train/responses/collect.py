@@ -186,7 +186,7 @@ def write_prompts(
 ) -> list[Chat]:
     """Prompts that the target itself writes.
 
-    After the start of a user's message the target samples how such messages go on, at temperature 1
+    The target samples a user's message, at temperature 1, from the chat template's text before it
     (Magpie, Xu et al. 2024, arXiv:2406.08464). Empty ones, those seen before and those without an
     end in 128 tokens are left out.
 
