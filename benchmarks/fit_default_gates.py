@@ -3,7 +3,9 @@
     python benchmarks/fit_default_gates.py MODEL [--drafter examples/smollm2]
 
 The texts are the model's greedy responses to the tuning prompts of benchmarks/prompts; LM and heads
-are those of the folder, which saw other prompts. The store has the responses before each.
+are those of the folder, which saw other prompts. The store has the responses before each. Lists of
+sources with "target" are fitted while the model decodes every second text again, since replay has
+no predictions at rejected nodes.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from llm_prompts import make_prompt, read_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lattice_bpd import NGramLM, _core
+from lattice_bpd.build.known_texts import decode_known
 from lattice_bpd.draft import mixture
-from lattice_bpd.draft.mixture import Gates, KnownText, fit_gates, make_mixture, replay_text
+from lattice_bpd.draft.mixture import Gates, KnownText, TextStore, make_mixture, replay_text
 from lattice_bpd.models.heads import VocabularyHeads
 from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.verify import use_cpu_kernels
@@ -29,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "python/lattice_bpd/draft/default_gates.json"
 NODES, TOKENS, TOP_K, ROUNDS = 16, 96, 16, 3
 SOURCES = ("text", "lm+text", "heads+text", "heads+lm+text", "heads+lm+text+store")
+DECODED = 2  # of so many texts one is decoded again
 
 
 def collect_texts(model: Any, tokenizer: Any, heads: VocabularyHeads) -> list[KnownText]:
@@ -65,12 +69,28 @@ def fit(sources: list[str], texts: list[KnownText], lm: NGramLM) -> Gates:
         parts = []
         for text in texts:
             known = text if has_heads else KnownText(text.token_ids, text.prompt_length)
-            parts.append(replay_text(core, known, max_nodes=NODES).examples)
+            parts.append(replay_text(core, known, max_nodes=NODES))
             if store is not None:
                 store.add(np.array(text.token_ids, np.int32))
-        bins, active, probs = (np.concatenate(part) for part in zip(*parts, strict=True))
-        gates = Gates(gates.sources, fit_gates(bins, active, probs, num_bins))
+        gates = gates.fit(parts, None)
     return gates
+
+
+def fit_decoding(
+    gates: Gates, texts: list[KnownText], lm: NGramLM, model: Any, heads: Any
+) -> Gates:
+    """The weights with "target", by decoding with those without."""
+    names = (*gates.sources, "target")
+    rows, bins = len(names) + 1, _core.gate_bins(list(names))[1]
+    start = np.zeros((rows, bins))
+    start[: rows - 2, : gates.weights.shape[1]] = gates.weights[:-1]
+    start[-1, : gates.weights.shape[1]] = gates.weights[-1]
+    gates, lms = Gates(names, start), [lm] * ("lm" in names)
+    used, store = heads if "heads" in names else None, TextStore() if "store" in names else None
+    results = []
+    for text in texts[::DECODED]:
+        results.append(decode_known(model, text, lms, used, gates, max_nodes=NODES, store=store))
+    return gates.fit(results, None)
 
 
 def to_table(gates: Gates) -> dict[str, dict[str, list[float]]]:
@@ -95,7 +115,11 @@ def main() -> None:
     heads.attach(model)
     texts = collect_texts(model, AutoTokenizer.from_pretrained(args.model), heads)
     lm = NGramLM.load(args.drafter / "ngram.lm")
-    tables = {name: to_table(fit(name.split("+"), texts, lm)) for name in SOURCES}
+    fitted = [fit(name.split("+"), texts, lm) for name in SOURCES]
+    for gates in fitted[: len(SOURCES)]:
+        fitted.append(fit_decoding(gates, texts, lm, model, heads))
+        print("fitted", ", ".join(fitted[-1].sources), flush=True)
+    tables = {"+".join(gates.sources): to_table(gates) for gates in fitted}
     about = "SmolLM2-135M-Instruct, the tuning prompts of benchmarks/prompts, 16 nodes"
     OUT.write_text(json.dumps({"fitted on": about, "gates": tables}, separators=(",", ":")) + "\n")
     print(f"{len(texts)} texts; wrote {OUT.relative_to(ROOT)}")

@@ -4,11 +4,40 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from lattice_bpd import _core
+
+
+class OtherLoad:
+    """What other work took of the processors since this was made.
+
+    Linux alone says it; elsewhere nothing is known.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        """Seconds of all processors in use, of this process, and of wall time."""
+        try:
+            fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        except OSError:
+            fields = []
+        ticks = [int(field) for field in fields]
+        used = (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")  # but idle and iowait
+        return used, time.process_time(), time.perf_counter()
+
+    def share(self) -> float:
+        """Share of the processors, 0 to 1; what a host takes for others is among it."""
+        used, own, wall = (
+            end - start for end, start in zip(self._read(), self._start, strict=True)
+        )
+        return min(1.0, max(0.0, (used - own) / (max(wall, 1e-9) * (os.cpu_count() or 1))))
 
 
 def describe_machine() -> dict[str, Any]:

@@ -25,7 +25,7 @@ namespace {
 std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(py::array logits,
                                                             const std::string& float_type,
                                                             int top_k, bool log_softmax,
-                                                            int threads) {
+                                                            int threads, bool skip_bad_rows) {
   const py::ssize_t axes = logits.ndim();
   if (axes != 2 && axes != 3) {
     throw ValueError(StrCat("head_logits: ", axes, " dimensions; expected 2 or 3"));
@@ -46,7 +46,7 @@ std::tuple<py::array_t<TokenId>, py::array_t<float>> TopKOf(py::array logits,
   TopK best;
   {
     const py::gil_scoped_release release;
-    best = SelectTopK(view, {top_k, log_softmax, threads});
+    best = SelectTopK(view, {top_k, log_softmax, threads, skip_bad_rows});
   }
   const std::vector<py::ssize_t> shape = axes == 2 ? std::vector<py::ssize_t>{slots, top_k}
                                                    : std::vector<py::ssize_t>{batch, slots, top_k};
@@ -154,7 +154,7 @@ CandidatesView ToCandidates(const Array<TokenId>& token_ids, const Array<float>&
 
 void BindLattice(py::module_& m) {
   m.def("select_top_k", &TopKOf, py::arg("logits"), py::arg("float_type"), py::arg("top_k"),
-        py::arg("log_softmax"), py::arg("threads") = 0);
+        py::arg("log_softmax"), py::arg("threads") = 0, py::arg("skip_bad_rows") = false);
   m.def("sample_token", &SampleTokenOf, py::arg("logits").noconvert(), py::arg("scale"),
         py::arg("key"), py::arg("position"));
   m.def("gumbel_noise", &GumbelNoise, py::arg("key"), py::arg("first_row"),

@@ -13,12 +13,12 @@ using Texts = std::vector<MixtureText*>;
 // Keys, positions (batch,) and sharpness.
 using NoiseOfTexts = std::tuple<std::vector<std::uint64_t>, std::vector<std::uint64_t>, double>;
 
-const std::string kKindNames[] = {"heads", "lm", "text", "store"};
+const std::string kKindNames[] = {"heads", "lm", "text", "store", "target"};
 
 std::shared_ptr<Mixture> MakeMixture(std::uint32_t vocab_size, bool has_heads,
                                      std::vector<std::shared_ptr<BackoffLm>> lms, bool has_text,
                                      const std::optional<std::shared_ptr<TextStore>>& store,
-                                     double learning_rate,
+                                     bool has_target, double learning_rate,
                                      const std::optional<Array<double>>& theta) {
   Mixture::Options options;
   options.vocab_size = vocab_size;
@@ -26,6 +26,7 @@ std::shared_ptr<Mixture> MakeMixture(std::uint32_t vocab_size, bool has_heads,
   options.lms.assign(lms.begin(), lms.end());
   options.has_text = has_text;
   if (store) options.store = *store;
+  options.has_target = has_target;
   options.learning_rate = learning_rate;
   GateWeights weights;
   if (theta) weights.assign(theta->data(), theta->data() + theta->size());
@@ -196,7 +197,8 @@ void BindMixture(py::module_& m) {
       .def_property_readonly("max_tokens", &TextStore::max_tokens);
   py::class_<Mixture, std::shared_ptr<Mixture>>(m, "Mixture", "Sources of drafts and their gates.")
       .def(py::init(&MakeMixture), py::arg("vocab_size"), py::arg("has_heads"), py::arg("lms"),
-           py::arg("has_text"), py::arg("store") = py::none(), py::arg("learning_rate") = 0.0,
+           py::arg("has_text"), py::arg("store") = py::none(), py::arg("has_target") = false,
+           py::arg("learning_rate") = 0.0,
            py::arg("theta") = py::none())
       .def_property_readonly("sources", [](const Mixture& mixture) {
         std::vector<std::string> names;
@@ -213,6 +215,14 @@ void BindMixture(py::module_& m) {
       .def(
           "append", [](MixtureText& text, const Tokens& tokens) { text.Append(tokens); },
           py::arg("token_ids"))
+      .def(
+          "add_predictions",
+          [](MixtureText& text, std::size_t length, const PrefixTree& tree,
+             const Array<TokenId>& token_ids, const Array<float>& log_probs) {
+            text.AddPredictions(length, tree, ToSpan(token_ids), ToSpan(log_probs));
+          },
+          py::arg("length"), py::arg("tree"), py::arg("token_ids").noconvert(),
+          py::arg("log_probs").noconvert())
       .def("sample", &SampleOne, py::arg("max_depth"), py::arg("max_nodes"), py::arg("least"),
            py::arg("key"), py::arg("token_ids") = py::none(), py::arg("log_probs") = py::none(),
            py::arg("transitions") = py::none())

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DRAFTER = ROOT / "examples" / "smollm2"
 LINES = "transformers prompt lookup;mixture, text, any size;drafter of the folder"
-MINUTES = 0.6  # of decoding for the table
+MINUTES = 0.6  # of decoding for the table, which has three prompts or more
 QUESTION = "Explain to a child in a few sentences why the sky is blue."
 
 

@@ -217,6 +217,7 @@ class Mixture:
         lms: collections.abc.Sequence[BackoffLm],
         has_text: bool,
         store: TextStore | None = None,
+        has_target: bool = False,
         learning_rate: _Float = 0.0,
         theta: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None,
     ) -> None: ...
@@ -229,6 +230,13 @@ class MixtureText:
     """
     def __init__(self, mixture: Mixture) -> None: ...
     def __len__(self) -> int: ...
+    def add_predictions(
+        self,
+        length: _Int,
+        tree: PrefixTree,
+        token_ids: numpy.typing.NDArray[numpy.int32],
+        log_probs: numpy.typing.NDArray[numpy.float32],
+    ) -> None: ...
     def append(self, token_ids: collections.abc.Sequence[_Int]) -> None: ...
     def distribution_after(
         self, node: _Int
@@ -797,6 +805,7 @@ def select_top_k(
     top_k: _Int,
     log_softmax: bool,
     threads: _Int = 0,
+    skip_bad_rows: bool = False,
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 def set_fused_instruction_set(name: str) -> None: ...
 def set_top_k_instruction_set(name: str) -> None: ...

@@ -12,12 +12,13 @@ from oracles import ArpaOracle
 ORDER = 6  # n-grams of texts
 MOST = 16  # tokens that an LM or a text proposes
 SCANNED = 32
+PREDICTIONS = 8
 
 
 def lm_proposals(lm: ArpaOracle, history):
     """token -> P, the length of the match, and its greatest P."""
     known = history if len(history) >= lm.order - 1 else ["<s>", *history]
-    suffix = tuple(known[len(known) - (lm.order - 1) :]) if lm.order > 1 else ()
+    suffix = tuple(known[max(0, len(known) - (lm.order - 1)) :])
     while suffix and suffix not in lm.log_probs:
         suffix = suffix[1:]
     found, matched, backoff = {}, None, 0.0
@@ -75,6 +76,38 @@ def text_proposals(text, history):
     return probs, length, count, max(probs.values(), default=0.0)
 
 
+def target_table(predictions):
+    """Of each history's last 1 and 2 tokens: token -> P, the mean of what was there and the new."""
+    table = {}
+    for history, probs in predictions:
+        for length in (1, 2):
+            if len(history) < length:
+                continue
+            key = tuple(history[len(history) - length :])
+            old = table.get(key)
+            if old is None:
+                table[key] = dict(probs)
+                continue
+            both = {token: 0.5 * probs.get(token, 0.0) + 0.5 * old.get(token, 0.0)
+                    for token in [*probs, *(t for t in old if t not in probs)]}  # fmt: skip
+            best = sorted(both, key=lambda token: -both[token])[:PREDICTIONS]
+            table[key] = {token: both[token] for token in best}
+    return table
+
+
+def target_proposals(table, history):
+    """token -> P, the length of the longest key, and its greatest P."""
+    keys = [tuple(history[len(history) - m :]) for m in (1, 2) if len(history) >= m]
+    known = [key for key in keys if key in table]
+    tokens = [token for key in reversed(known) for token in table[key]]
+    probs = dict.fromkeys(list(dict.fromkeys(tokens))[:PREDICTIONS], 0.0)
+    for number, key in enumerate(known):
+        share = 1.0 if number == 0 else 0.7
+        for token in probs:
+            probs[token] = (1.0 - share) * probs[token] + share * table[key].get(token, 0.0)
+    return probs, len(known[-1]) if known else 0, max(probs.values(), default=0.0)
+
+
 def bin_of(value, bounds):
     return sum(value >= bound for bound in bounds)
 
@@ -92,11 +125,15 @@ class OracleMixture:
         lms: n-gram LMs.
         heads: (token ids (H, k), log probabilities (H, k)), or None if heads are no source.
         store: tokens of other texts joined by -2; None: no source.
+        predictions: of the target: (history, {token: P}) in order; None: no source.
     """
 
-    def __init__(self, text, weights, lms=(), heads=None, has_text=True, store=None):
+    def __init__(
+        self, text, weights, lms=(), heads=None, has_text=True, store=None, predictions=None
+    ):
         self.text, self.weights, self.lms = list(text), np.asarray(weights), lms
         self.heads, self.has_text, self.store = heads, has_text, store
+        self.table = None if predictions is None else target_table(predictions)
 
     def proposals(self, path):
         """Of each source: (token -> P, bins)."""
@@ -115,6 +152,9 @@ class OracleMixture:
             parts.append(self._counts(self.text, history))
         if self.store is not None:
             parts.append(self._counts(self.store, history))
+        if self.table is not None:
+            probs, length, top = target_proposals(self.table, history)
+            parts.append((probs, [length, 7 + top_bin(top)], 12))
         others = [probs for probs, *_ in parts[self.heads is not None :] if probs]
         if self.heads is not None and parts[0][0] and others:
             heads = parts[0][0]

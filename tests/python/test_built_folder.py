@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from lattice_bpd.build import build as build_module
 from lattice_bpd.cli import main
 from lattice_bpd.decode import load_drafter
 from lattice_bpd.decode.strategies import read_drafter_file
+from lattice_bpd.draft.mixture import Gates
 from lattice_bpd_vllm.files import load_parts
 from lattice_bpd_vllm.options import DrafterOptions
 from target_models import VOCAB
@@ -65,11 +67,36 @@ def test_the_vllm_plug_in_reads_it(folder: Path) -> None:
     file = read_drafter_file(folder / "drafter.json")
     assert parts.draft == "mixture"
     assert parts.vocab_size == VOCAB
-    assert parts.config.sources == ("heads", "lm", "text")
+    assert parts.config.sources == ("heads", "lm", "text", "target")
     assert parts.heads.num_slots == file.num_slots == 5
     assert [lm.order for lm in parts.lms] == [5]
-    assert parts.gates is not None
-    assert parts.gates.to_dict() == file.gates
+    assert [one.to_dict() for one in parts.gates] == file.gates
+    assert [one.sources for one in parts.gates] == [
+        ("heads", "lm", "text"), ("heads", "lm", "text", "target"),
+    ]  # fmt: skip
+
+
+def test_a_drafter_takes_the_weights_of_its_sources(folder: Path, tmp_path: Path) -> None:
+    """A folder of before the source "target" gains it, with its own weights for the others."""
+    without, with_target = Gates.read(read_drafter_file(folder / "drafter.json").gates)
+    built: Any = load_drafter(folder)
+    assert built.num_predictions == 8
+    np.testing.assert_array_equal(built.gates.weights, with_target.weights)
+    content = json.loads((folder / "drafter.json").read_text())
+    content |= {"sources": content["sources"][:-1], "gates": content["gates"][0]}
+    shutil.copytree(folder, tmp_path / "old")
+    (tmp_path / "old" / "drafter.json").write_text(json.dumps(content))
+    old: Any = load_drafter(tmp_path / "old")
+    assert old.gates.sources == (*without.sources, "target")
+    np.testing.assert_array_equal(
+        old.gates.weights[: len(without.sources), : without.weights.shape[1]],
+        without.weights[:-1],
+    )
+    content["gates"] = [content["gates"]]  # chosen without
+    (tmp_path / "old" / "drafter.json").write_text(json.dumps(content))
+    chosen: Any = load_drafter(tmp_path / "old")
+    assert chosen.num_predictions == 0
+    np.testing.assert_array_equal(chosen.gates.weights, without.weights)
 
 
 @pytest.mark.parametrize("change", [{"speed": 3}, {"version": 2}, {"max_nodes": -1}])

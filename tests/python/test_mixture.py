@@ -44,7 +44,7 @@ def random_heads(rng, slots=3, k=4):
     return ids, np.log(probs).astype(np.float32)
 
 
-def make(rng, tmp_path, num_lms, heads, text, store):
+def make(rng, tmp_path, num_lms, heads, text, store, target=False):
     """A core mixture with random gates, and what the oracle needs."""
     lms, tables = [], []
     for number in range(num_lms):
@@ -53,7 +53,7 @@ def make(rng, tmp_path, num_lms, heads, text, store):
         lm.to_arpa(tmp_path / "lm.arpa")
         lms.append(lm)
         tables.append(read_arpa("\n" + (tmp_path / "lm.arpa").read_text()))
-    names = source_names(num_lms, heads=heads, text=text, store=store)
+    names = source_names(num_lms, heads=heads, text=text, store=store, target=target)
     num_bins = _core.gate_bins(list(names))[1]
     weights = rng.normal(size=(len(names) + 1, num_bins))
     kept = _core.TextStore(200) if store else None
@@ -62,15 +62,45 @@ def make(rng, tmp_path, num_lms, heads, text, store):
         tokens = random_text(rng, 25)
         kept.add(np.array(tokens, np.int32))
         other += [*tokens, -2]
-    core = make_mixture(IDS, lms, heads=heads, text=text, store=kept, gates=Gates(names, weights))
+    core = make_mixture(
+        IDS, lms, heads=heads, text=text, store=kept, target=target, gates=Gates(names, weights)
+    )
     return core, weights, tables, (other if store else None)
 
 
 KINDS = [
     (0, False, True, False), (1, False, True, False), (0, True, True, False),
     (1, True, True, False), (2, True, True, True), (0, True, False, False),
-    (1, False, False, False), (0, False, False, True),
+    (1, False, False, False), (0, False, False, True), (0, False, False, False, True),
+    (0, False, True, False, True), (1, True, True, False, True), (4, True, True, True, True),
 ]  # fmt: skip
+
+
+def add_predictions(rng, of_text, text):
+    """What a target predicts after the nodes of some trees, added to a text as it grows."""
+    known, length = [], 0
+    while length < len(text):
+        step = min(int(rng.integers(1, 4)), len(text) - length)
+        of_text.append(text[length : length + step])
+        length += step
+        parents = [-1] + [int(rng.integers(0, n)) for n in range(1, int(rng.integers(1, 6)))]
+        paths, siblings = [[]], set()
+        for parent in parents[1:]:
+            token = int(rng.integers(0, IDS))
+            while (parent, token) in siblings:
+                token = int(rng.integers(0, IDS))
+            siblings.add((parent, token))
+            paths.append([*paths[parent], token])
+        tree = PrefixTree([text[length - 1], *(path[-1] for path in paths[1:])], parents)
+        ids = np.stack([rng.choice(IDS, 8, replace=False) for _ in parents]).astype(np.int32)
+        probs = -np.sort(-rng.dirichlet(np.ones(10), len(parents))[:, :8]).astype(np.float32)
+        ids[rng.random(len(ids)) < 0.1] = -1  # not known
+        for path, row, of_row in zip(paths, ids, probs, strict=True):
+            if row[0] >= 0:
+                pairs = zip(row.tolist(), of_row.tolist(), strict=True)
+                known.append(([*text[:length], *path], dict(pairs)))
+        of_text.add_predictions(length, tree, ids, np.log(probs))
+    return known
 
 
 @pytest.mark.parametrize("kinds", KINDS)
@@ -79,13 +109,17 @@ def test_trees_are_those_of_the_oracle(kinds, is_chain, tmp_path):
     seed = 100 * KINDS.index(kinds) + is_chain
     rng = np.random.default_rng(seed)
     core, weights, tables, store = make(rng, tmp_path, *kinds)
-    _, has_heads, has_text, _ = kinds
+    _, has_heads, has_text, _, has_target = (*kinds, False)[:5]
     for case in range(12):
         text = random_text(rng, int(rng.integers(1, 60)))
         heads = random_heads(rng) if has_heads else None
-        oracle = OracleMixture(text, weights, tables, heads, has_text, store)
-        of_text = _core.MixtureText(core)
-        of_text.append(text)
+        of_text, known = _core.MixtureText(core), None
+        if has_target and store is None:
+            known = add_predictions(rng, of_text, text)
+        else:
+            of_text.append(text)
+            known = [] if has_target else None  # those of a store are of all its texts
+        oracle = OracleMixture(text, weights, tables, heads, has_text, store, known)
         arrays = (None, None) if heads is None else (heads[0][None], heads[1][None])
         depth = int(rng.integers(1, 8))
         tree = PrefixTree.of(_core.search_mixtures([of_text], [depth], 12, is_chain, *arrays)[0])
@@ -133,7 +167,7 @@ def test_size_by_cost_is_the_best_of_all_sizes(tmp_path):
 def test_rejects_bad_input():
     names = source_names(0, heads=False, text=True, store=False)
     with pytest.raises(ValueError, match="gate weights; expected"):
-        _core.Mixture(5, False, [], True, None, 0.0, np.zeros(3))
+        _core.Mixture(5, False, [], True, None, False, 0.0, np.zeros(3))
     with pytest.raises(ValueError, match="no source"):
         _core.Mixture(5, False, [], False)
     with pytest.raises(ValueError, match="expected some of heads"):
@@ -145,6 +179,14 @@ def test_rejects_bad_input():
     with pytest.raises(ValueError, match=r"token id 5; expected 0\.\.4"):
         text.append([5])
     text.append([1])
+    tree, row = PrefixTree([1], [-1]), np.zeros((1, 8), np.int32)
+    for length, ids in ((0, row), (2, row), (1, row[:, :0]), (1, np.zeros((2, 4), np.int32)[:1])):
+        with pytest.raises(ValueError, match="predictions for a tree of 1 nodes"):
+            text.add_predictions(length, tree, ids, np.zeros((1, 8), np.float32))
+    with pytest.raises(ValueError, match="predictions for a tree"):  # of another text
+        text.add_predictions(1, PrefixTree([2], [-1]), row, np.zeros((1, 8), np.float32))
+    with pytest.raises(ValueError, match=r"predictions: token id 7; expected 0\.\.4"):
+        text.add_predictions(1, tree, row + 7, np.zeros((1, 8), np.float32))
     with pytest.raises(ValueError, match="costs"):
         _core.search_mixtures([text], [1], 1, costs=np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match=r"expected 0\.\.4096"):
@@ -181,7 +223,7 @@ def test_gates_follow_the_text_and_fit():
     assert likelihood(fitted) > likelihood(np.zeros((3, num_bins))) + 0.1
     late, early = result.sizes[-20:], result.sizes[:20]
     assert len(late) == len(early)
-    frozen = _core.Mixture(50, True, [], True, None, 0.0, gates.weights)
+    frozen = _core.Mixture(50, True, [], True, None, False, 0.0, gates.weights)
     assert result.calls <= replay_text(frozen, text, max_nodes=1).calls
 
 
@@ -239,3 +281,66 @@ def test_gates_of_older_folders_leave_nothing_to_other_tokens():
     oracle = text_proposals([1, 2, 3, 1, 2], [1, 2, 3, 1, 2])[0]
     assert sums[0] == pytest.approx(sum(oracle.values()), rel=1e-5)
     assert sums[1] < sums[0]
+
+
+def test_predictions_of_a_store_are_for_texts_without_their_own():
+    store = _core.TextStore(50)
+    names = source_names(0, heads=False, text=False, store=True, target=True)
+    weights = np.zeros((3, _core.gate_bins(list(names))[1]))
+    core = make_mixture(
+        IDS, [], heads=False, text=False, store=store, target=True, gates=Gates(names, weights)
+    )
+    half = np.log(np.full((1, 1), 0.5, np.float32))
+
+    def predict(text, token):
+        text.add_predictions(1, PrefixTree([3], [-1]), np.array([[token]], np.int32), half)
+
+    def next_tokens(text):
+        return sorted(_core.search_mixtures([text], [1], 4)[0].token_ids[1:])
+
+    first, second, third = (_core.MixtureText(core) for _ in range(3))
+    for text in (first, second):
+        text.append([3])
+    predict(first, 7)
+    predict(second, 8)
+    third.append([5, 3])
+    assert next_tokens(first) == [7]
+    assert next_tokens(second) == [8]
+    assert next_tokens(third) == [7, 8]
+    for token in range(100):  # the store keeps a limited number of keys
+        text = _core.MixtureText(core)
+        text.append([token % 10, 4])
+        text.add_predictions(2, PrefixTree([4], [-1]), np.array([[1]], np.int32), half)
+    assert next_tokens(third) == [7, 8]  # few different ones were added since
+    for number in range(300):
+        text = _core.MixtureText(core)
+        text.append([number % IDS, number // IDS % IDS])
+        tree = PrefixTree([number // IDS % IDS], [-1])
+        if number // IDS % IDS != 3:
+            text.add_predictions(2, tree, np.array([[1]], np.int32), half)
+    assert next_tokens(third) == []
+
+
+def test_gates_adapt_to_other_sources():
+    """Weights of what both have stay; the source that a mixture gains has its default weights."""
+    sources = ("heads", "lm", "lm", "text")
+    rng = np.random.default_rng(3)
+    shape = Gates.default(sources).weights.shape
+    built = Gates(sources, rng.normal(size=shape))
+    adapted, default = built.adapt((*sources, "target")), Gates.default((*sources, "target"))
+    adapted.check((*sources, "target"))
+    np.testing.assert_array_equal(adapted.weights[:4, : shape[1]], built.weights[:4])
+    np.testing.assert_array_equal(adapted.weights[5, : shape[1]], built.weights[4])  # "none"
+    np.testing.assert_array_equal(adapted.weights[4], default.weights[4])
+    np.testing.assert_array_equal(adapted.weights[:, shape[1] :], default.weights[:, shape[1] :])
+    back = adapted.adapt(sources)
+    np.testing.assert_array_equal(back.weights, built.weights)
+    without = built.adapt(("text",))
+    np.testing.assert_array_equal(without.weights[0, :8], built.weights[3, :8])
+    np.testing.assert_array_equal(without.weights[0, 8:], built.weights[3, -16:])
+    fitting = Gates.fitting([without, built, adapted], ("lm", "text"))
+    np.testing.assert_array_equal(fitting.weights, built.adapt(("lm", "text")).weights)
+    exact = Gates.fitting([built, adapted], (*sources, "target"))
+    assert exact is adapted
+    none = Gates.fitting((), ("text", "target"))
+    np.testing.assert_array_equal(none.weights, Gates.default(("text", "target")).weights)

@@ -82,6 +82,10 @@ void SelectRows(const LogitsView& logits, const TopKOptions& options, std::size_
     const LogitsRow row = RowOf(logits, r, &copy);
     buffer.Clear();
     const std::size_t bad = kernel.scan(row, &buffer);
+    if (bad != kNoBadToken && options.skip_bad_rows) {
+      std::fill_n(out->token_ids.data() + r * k, k, kPadToken);
+      continue;
+    }
     if (bad != kNoBadToken) {
       ThrowBadLogit(LoadLogit(row.type, row.data + bad * SizeOf(row.type)), r, bad);
     }

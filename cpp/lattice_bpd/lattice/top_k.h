@@ -25,6 +25,7 @@ struct TopKOptions {
   int top_k = 16;
   bool log_softmax = false;  // scores are log probabilities over the whole row, else raw logits
   int threads = 1;           // at most so many, 0: every core; fewer where there is little to do
+  bool skip_bad_rows = false;  // rows with NaN or +inf get token -1 instead of an error
 };
 
 // Row r's candidates are entries r * top_k .. (r + 1) * top_k - 1, by decreasing score, equal

@@ -39,6 +39,7 @@ int NumBins(SourceKind kind) {
     case SourceKind::kHeads:
       return 1 + kTopBins;
     case SourceKind::kLm:
+    case SourceKind::kTarget:
       return kLengthBins + kTopBins;
     case SourceKind::kText:
     case SourceKind::kStore:
@@ -72,6 +73,7 @@ GateInputs GateLayout::Describe(int depth,
         add(first + (match.is_active ? 1 + TopBin(match.top) : 0));
         break;
       case SourceKind::kLm:
+      case SourceKind::kTarget:
         add(first + LengthBin(match.length));
         add(first + kLengthBins + TopBin(match.top));
         break;

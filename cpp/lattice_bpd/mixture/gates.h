@@ -23,12 +23,12 @@
 namespace lattice_bpd {
 
 // With "none".
-constexpr int kMaxSources = 8;
+constexpr int kMaxSources = 16;
 constexpr int kMaxBins = 1 + 3 * kMaxSources;  // bins of one history
 
 // kHeads: candidates of a lattice's slots. kLm: a backoff LM. kText: counts of the text so far.
-// kStore: counts of other texts.
-enum class SourceKind : std::uint8_t { kHeads, kLm, kText, kStore };
+// kStore: counts of other texts. kTarget: what the target has predicted.
+enum class SourceKind : std::uint8_t { kHeads, kLm, kText, kStore, kTarget };
 
 // What a source knows about a history.
 struct SourceMatch {

@@ -14,6 +14,7 @@ std::vector<SourceKind> SourcesOf(const Mixture::Options& options) {
   kinds.insert(kinds.end(), options.lms.size(), SourceKind::kLm);
   if (options.has_text) kinds.push_back(SourceKind::kText);
   if (options.store != nullptr) kinds.push_back(SourceKind::kStore);
+  if (options.has_target) kinds.push_back(SourceKind::kTarget);
   if (kinds.empty()) throw ValueError("Mixture: no source; expected heads, an LM, text or a store");
   if (options.lms.size() > kMaxMixtureLms) {
     throw ValueError(StrCat("Mixture: ", options.lms.size(), " LMs; expected at most ",

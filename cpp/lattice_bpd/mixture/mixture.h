@@ -37,6 +37,7 @@ class Mixture {
     std::vector<std::shared_ptr<const BackoffLm>> lms;
     bool has_text = true;              // the text so far
     std::shared_ptr<TextStore> store;  // or null
+    bool has_target = false;           // predictions of the target (prediction_table.h)
     double learning_rate = 0.0;        // of the gates, for each decoded token
   };
 

@@ -12,12 +12,16 @@
 namespace lattice_bpd {
 namespace {
 
+constexpr std::size_t kMaxKeys = 1 << 15;  // of predictions: 6 MB at most
 constexpr double kUnsupported = 3e-3;  // of a head's candidate: that the other sources give it
 
 }  // namespace
 
 MixtureText::MixtureText(std::shared_ptr<const Mixture> mixture)
-    : mixture_(std::move(mixture)), text_(kMaxOrder), theta_(mixture_->theta()) {}
+    : mixture_(std::move(mixture)),
+      text_(kMaxOrder),
+      predictions_(kMaxKeys),
+      theta_(mixture_->theta()) {}
 
 void MixtureText::Append(Span<std::int64_t> token_ids) {
   for (const std::int64_t token : token_ids) {
@@ -26,6 +30,47 @@ void MixtureText::Append(Span<std::int64_t> token_ids) {
   if (is_searched_) Learn(token_ids);
   if (!token_ids.empty()) is_searched_ = false;
   for (const std::int64_t token : token_ids) text_.Append(static_cast<Symbol>(token));
+}
+
+LastTokens MixtureText::LastOf(std::size_t length) const {
+  LastTokens last;
+  for (std::size_t at = length - std::min<std::size_t>(length, kPredictionLength); at < length;
+       ++at) {
+    last = last.Then(TokenAt(static_cast<std::uint32_t>(at)));
+  }
+  return last;
+}
+
+void MixtureText::AddPredictions(std::size_t length, const PrefixTree& tree,
+                                 Span<TokenId> token_ids, Span<float> log_probs) {
+  const std::size_t nodes = tree.size(), k = nodes == 0 ? 0 : token_ids.size() / nodes;
+  if (length == 0 || length > size() || k == 0 || token_ids.size() != k * nodes ||
+      log_probs.size() != token_ids.size() ||
+      tree.node(0).token_id != TokenAt(static_cast<std::uint32_t>(length - 1))) {
+    throw ValueError(StrCat("MixtureText: ", token_ids.size(), " predictions for a tree of ", nodes,
+                            " nodes after ", length, " tokens; expected k for each node of a tree",
+                            " whose node 0 is the last of these tokens"));
+  }
+  TextStore* store = mixture_->options().store.get();
+  std::unique_lock<std::shared_mutex> lock;
+  if (store != nullptr) lock = std::unique_lock(store->mutex());
+  std::vector<LastTokens> last(nodes);
+  for (std::size_t node = 0; node < nodes; ++node) {
+    const DraftNode& at = tree.node(static_cast<NodeNumber>(node));
+    last[node] = node == 0 ? LastOf(length)
+                           : last[static_cast<std::size_t>(at.parent)].Then(
+                                 static_cast<Symbol>(at.token_id));
+    const std::size_t row = node * k;
+    if (token_ids[row] < 0) continue;
+    Prediction prediction;
+    for (std::size_t i = 0; i < std::min<std::size_t>(k, kPredictions); ++i) {
+      CheckToken(token_ids[row + i], mixture_->options().vocab_size, "MixtureText: predictions");
+      prediction.tokens[i] = static_cast<Symbol>(token_ids[row + i]);
+      prediction.probs[i] = std::exp(log_probs[row + i]);
+    }
+    predictions_.Add(last[node], prediction);
+    if (store != nullptr) store->mutable_predictions()->Add(last[node], prediction);
+  }
 }
 
 void MixtureText::Learn(Span<std::int64_t> token_ids) {
@@ -81,6 +126,7 @@ MixtureText::State MixtureText::StateOfText() const {
     }
     state.store = options.store->counts().StateOf({last, count});
   }
+  if (options.has_target) state.last = LastOf(size);
   return state;
 }
 
@@ -92,6 +138,7 @@ MixtureText::State MixtureText::Advance(const State& state, Symbol token) const 
   const Mixture::Options& options = mixture_->options();
   if (options.has_text) next.text = text_.Advance(state.text, token);
   if (options.store != nullptr) next.store = options.store->counts().Advance(state.store, token);
+  next.last = state.last.Then(token);
   return next;
 }
 
@@ -177,6 +224,11 @@ void MixtureText::Propose(const State& state, int depth, Symbol token, const Hea
         break;
       case SourceKind::kStore:
         count = FindTextSuccessors(options.store->counts(), state.store, found, &match);
+        break;
+      case SourceKind::kTarget:
+        count = predictions_.Find(
+            state.last, options.store == nullptr ? nullptr : &options.store->predictions(), found,
+            &match);
         break;
     }
     num_others += count > 0;

@@ -13,6 +13,7 @@
 #include "lattice_bpd/base/array_view.h"
 #include "lattice_bpd/lm/context_trie.h"
 #include "lattice_bpd/mixture/mixture.h"
+#include "lattice_bpd/mixture/prediction_table.h"
 #include "lattice_bpd/verify/prefix_tree.h"
 
 namespace lattice_bpd {
@@ -78,6 +79,13 @@ class MixtureText {
   // ValueError for ids outside the vocabulary.
   void Append(Span<std::int64_t> token_ids);
 
+  // Adds what the target predicts after each node of a tree that it has read, when the text had
+  // `length` tokens, node 0 being the last of them: k tokens each with natural logs of their
+  // probabilities, best first. A row that begins with a negative token is left out. Throws
+  // ValueError for another text, or ids outside the vocabulary.
+  void AddPredictions(std::size_t length, const PrefixTree& tree, Span<TokenId> token_ids,
+                      Span<float> log_probs);
+
   // The tree of the most probable prefixes after the text, in order of decreasing probability. The
   // last token of the text is node 0. Throws ValueError for an empty text or limits out of range.
   PrefixTree Search(const HeadCandidates& heads, const SearchLimits& limits);
@@ -111,11 +119,13 @@ class MixtureText {
     LmState lms[kMaxMixtureLms];
     ContextState text;
     ContextState store;
+    LastTokens last;
   };
 
   std::uint32_t num_tokens() const { return static_cast<std::uint32_t>(text_.text().size()); }
   Symbol TokenAt(std::uint32_t position) const { return text_.text()[position]; }
   State StateOfText() const;
+  LastTokens LastOf(std::size_t length) const;  // of the text's first `length` tokens
   State Advance(const State& state, Symbol token) const;
   LmState AdvanceLm(const BackoffLm& lm, const LmState& state, Symbol token) const;
   void Propose(const State& state, int depth, Symbol token, const HeadCandidates& heads,
@@ -136,6 +146,7 @@ class MixtureText {
 
   std::shared_ptr<const Mixture> mixture_;
   ContextTrie text_;
+  PredictionTable predictions_;
   GateWeights theta_;
   std::vector<GateExample> examples_;
   bool keeps_examples_ = false;

@@ -17,7 +17,8 @@ void CheckToken(std::int64_t token, std::uint32_t vocab_size, const char* where)
   }
 }
 
-TextStore::TextStore(std::size_t max_tokens) : max_tokens_(max_tokens), counts_(kMaxOrder) {
+TextStore::TextStore(std::size_t max_tokens)
+    : max_tokens_(max_tokens), counts_(kMaxOrder), predictions_(max_tokens) {
   if (max_tokens <= kMaxOrder) {
     throw ValueError(
         StrCat("TextStore: max_tokens is ", max_tokens, "; expected ", kMaxOrder + 1, " or more"));

@@ -76,9 +76,7 @@ class DraftTrees:
         sources = parts.config.sources
         text = sources is None or "text" in sources
         names = source_names(len(parts.lms), heads=False, text=text, store=served is not None)
-        gates = parts.gates
-        if gates is None or gates.sources != names:
-            gates = Gates.default(names)
+        gates = Gates.fitting(parts.gates, names)
         self._make = partial(
             make_mixture, vocab_size, parts.lms, heads=False, text=text, gates=gates
         )

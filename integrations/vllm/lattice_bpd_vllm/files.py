@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +31,7 @@ class DrafterParts:
         draft: "mixture", "chain", "best" or "argmax".
         vocab_size: V that LMs and drafter.json expect of the target; None: any.
         selector: CandidateSelector of lattice-bpd-drafters that was trained on the heads, or None.
-        gates: of drafter.json, for "mixture"; None: it has none.
+        gates: of drafter.json, for "mixture", by lists of sources.
         vocab_source: what `vocab_size` is of, for error messages.
     """
 
@@ -40,7 +41,7 @@ class DrafterParts:
     draft: str
     vocab_size: int | None
     selector: Any = None
-    gates: Gates | None = None
+    gates: Sequence[Gates] = ()
     vocab_source: str = ""
 
 
@@ -89,7 +90,7 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
         listed = ", ".join(f"{name} {size}" for name, size in known.items())
         raise ValueError(f"{CONFIG_KEY}: vocabularies differ: {listed}; expected one size")
     vocab_size = next(iter(known.values()), None)
-    gates = None if file is None or file.gates is None else Gates.from_dict(file.gates)
+    gates = () if file is None else Gates.read(file.gates)
     return DrafterParts(
         heads, tuple(lm for _, lm in lms), config, draft, vocab_size, selector, gates,
         " and ".join(known),

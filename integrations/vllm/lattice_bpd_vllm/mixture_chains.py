@@ -46,11 +46,10 @@ class MixtureChains:
         lengths: _core.DraftLengths | None,
         served: ServedTexts | None = None,
     ) -> None:
-        sources, gates, heads = parts.config.sources, parts.gates, parts.heads is not None
+        sources, heads = parts.config.sources, parts.heads is not None
         text = sources is None or "text" in sources
         names = source_names(len(parts.lms), heads=heads, text=text, store=served is not None)
-        if gates is None or gates.sources != names:
-            gates = Gates.default(names)
+        gates = Gates.fitting(parts.gates, names)
         make = partial(make_mixture, vocab_size, parts.lms, heads=heads, text=text, gates=gates)
         if served is None:
             mixture = make(store=None)

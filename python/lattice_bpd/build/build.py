@@ -30,6 +30,7 @@ from lattice_bpd.build.choice import (
     choose_sources,
 )
 from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
+from lattice_bpd.build.known_texts import decode_known
 from lattice_bpd.build.report import (
     LIVE_SHARE,
     BuildResult,
@@ -43,7 +44,7 @@ from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.strategies import DrafterFile
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.mixture import KnownText
+from lattice_bpd.draft.mixture import Gates, KnownText, ReplayResult
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.checkpoint import find_stop_tokens
@@ -100,13 +101,12 @@ def write_folder(
             heads.save_pretrained(folder, model)
         except SafetensorError as error:  # such as a full disk
             raise OSError(f"{folder}: the heads cannot be written ({error})") from error
-    config = DraftConfig(
-        "mixture", sources=(*(["heads"] if heads else []), *(["lm"] if lms else []), "text")
-    )
+    names = [*(["heads"] if heads else []), *(["lm"] if lms else []), "text", "target"]
+    config = DraftConfig("mixture", sources=tuple(names))
     predicted = {"gain": choice.gain.to_json(), "tokens_per_call": choice.tokens_per_call}
     DrafterFile(
         config, vocab_size, heads.num_slots if heads else 0, predicted=predicted, lms=lms,
-        gates=choice.gates.to_dict(),
+        gates=[one.to_dict() for one in choice.gates],
     ).save(folder / "drafter.json")  # fmt: skip
 
 
@@ -202,11 +202,18 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
     sources += map(Source, [f"n-gram LM {path.name}" for path in job.lms], job.given_lms)
     if heads is not None:
         sources.append(Source("heads", None, keep=job.keep_heads))
+
+    def decode(
+        text: KnownText, lms: Sequence[NGramLM], with_heads: bool, gates: Gates, times: Any
+    ) -> ReplayResult:
+        return decode_known(model, text, lms, heads if with_heads else None, gates, times=times)
+
     choice = choose_sources(
         drafting.vocab_size, sources, [texts[n] for n in fitting], [texts[n] for n in held_out],
         call_seconds, 0.0 if heads is None else _time_heads(model, heads),
         own_seconds=OWN_SECONDS if job.costs is None else 0.0,
         is_chain=job.costs is not None or drafting.target.is_recurrent,
+        decode=None if job.costs is not None else decode,
     )  # fmt: skip
     lap("choice")
     counts = {

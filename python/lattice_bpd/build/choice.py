@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, bootstrap_ratio
-from lattice_bpd.draft.mixture import Gates, KnownText, fit_to_texts, make_mixture, replay_text
+from lattice_bpd.draft.mixture import (
+    Gates,
+    KnownText,
+    ReplayResult,
+    fit_to_texts,
+    make_mixture,
+    replay_text,
+)
 from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NODES = 64  # draft tokens of a call whose size is chosen by cost
 COST_SIZES = (0, 1, 2, 4, 8, 16, 32, MAX_NODES)  # whose times are measured
 COST_ROUNDS = 7
+FITTING, HELD_OUT = 24, 40  # texts that the target decodes again for each choice
 OWN_SECONDS = 3e-4  # of a step, besides the call of the target and the heads
+
+
+# A text, n-gram LMs, whether heads are used, gates, and times of calls (or None: 16 draft tokens).
+Decode = Callable[
+    [KnownText, Sequence[NGramLM], bool, Gates, npt.NDArray[np.float64] | None], ReplayResult
+]
 
 
 @dataclass
@@ -55,7 +70,7 @@ class Choice:
     Attributes:
         lms: n-gram LMs.
         heads: whether the heads are used.
-        gates: fitted to these sources.
+        gates: fitted to these sources, without and with the target's predictions.
         steps: the decisions.
         gain: expected gain in tokens/s over greedy decoding.
         tokens_per_call: expected.
@@ -63,7 +78,7 @@ class Choice:
 
     lms: list[NGramLM]
     heads: bool
-    gates: Gates
+    gates: tuple[Gates, ...]
     steps: list[Step]
     gain: Interval
     tokens_per_call: float
@@ -79,6 +94,7 @@ def choose_sources(
     *,
     own_seconds: float = OWN_SECONDS,
     is_chain: bool = False,
+    decode: Decode | None = None,
 ) -> Choice:
     """The text so far, and of the sources in this order those whose gain is certain.
 
@@ -91,6 +107,8 @@ def choose_sources(
         head_seconds: time of a call of the heads.
         own_seconds: of a step, besides both.
         is_chain: whether the engine verifies a single path.
+        decode: decodes a text with some sources and the target's predictions; None: responses are
+            replayed, without these predictions.
 
     Returns:
         The choice. A source is used if the interval of its gain is above 0; with fewer than 5
@@ -100,7 +118,9 @@ def choose_sources(
     def measure(sources: list[Source]) -> _Measured:
         heads = any(source.lm is None for source in sources)
         times = call_seconds + own_seconds + heads * head_seconds
-        return _Measured(vocab_size, sources, fitting, held_out, call_seconds, times, is_chain)
+        return _Measured(
+            vocab_size, sources, fitting, held_out, call_seconds, times, is_chain, decode
+        )
 
     used: list[Source] = []
     current = measure(used)
@@ -129,7 +149,7 @@ class _Measured:
     def __init__(
         self, vocab_size: int, sources: list[Source], fitting: Sequence[KnownText],
         held_out: Sequence[KnownText], call_seconds: npt.NDArray[np.float64],
-        times: npt.NDArray[np.float64], is_chain: bool,
+        times: npt.NDArray[np.float64], is_chain: bool, decode: Decode | None = None,
     ) -> None:  # fmt: skip
         self.sources = sources
         lms = [source.lm for source in sources if source.lm is not None]
@@ -138,13 +158,20 @@ class _Measured:
         def seen(texts: Sequence[KnownText]) -> list[KnownText]:
             return [t if heads else KnownText(t.token_ids, t.prompt_length) for t in texts]
 
-        self.gates = fit_to_texts(vocab_size, lms, seen(fitting))
-        mixture = make_mixture(
-            vocab_size, lms, heads=heads, text=True, store=None, gates=self.gates
-        )
+        gates = fit_to_texts(vocab_size, lms, seen(fitting))
+        self.gates: tuple[Gates, ...] = (gates,)
+        if decode is None:
+            mixture = make_mixture(vocab_size, lms, heads=heads, text=True, store=None, gates=gates)
+            replay = partial(replay_text, mixture, max_nodes=MAX_NODES, is_chain=is_chain)
+            results = [replay(text, times=times) for text in seen(held_out)]
+        else:
+            gates = gates.adapt((*gates.sources, "target"))
+            results = [decode(text, lms, heads, gates, None) for text in fitting[:FITTING]]
+            gates = gates.fit(results, gates.weights)
+            self.gates += (gates,)
+            results = [decode(text, lms, heads, gates, times) for text in held_out[:HELD_OUT]]
         self.tokens, self.calls, self.seconds = [], [], []
-        for text in seen(held_out):
-            result = replay_text(mixture, text, max_nodes=MAX_NODES, times=times, is_chain=is_chain)
+        for result in results:
             self.tokens.append(result.tokens)
             self.calls.append(result.calls)
             self.seconds.append(float(times[result.sizes].sum()) + float(call_seconds[0]))

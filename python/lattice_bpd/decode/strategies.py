@@ -47,7 +47,8 @@ class DraftSources:
         draft_model: a small causal LM of `transformers` with the target's tokenizer.
         has_heads: whether the model has draft heads.
         store: texts served before, for "mixture"; None: none.
-        gates: the weights of the sources of "mixture"; None: the defaults.
+        gates: weights of the sources of "mixture", perhaps for several lists of sources, of which
+            those that fit best are used (`Gates.fitting`); none: the defaults.
         costs: measured costs of the model's calls, for "mixture"; None: none yet.
     """
 
@@ -55,7 +56,7 @@ class DraftSources:
     draft_model: Any = None
     has_heads: bool = True
     store: TextStore | None = None
-    gates: Gates | None = None
+    gates: Sequence[Gates] = ()
     costs: ModelCosts | None = None
 
 
@@ -130,7 +131,9 @@ def _mixture(config: DraftConfig, sources: DraftSources) -> Drafter:
     """All sources that are given, or those that the config names."""
     lm = sources.lm
     lms = [] if lm is None else list(lm) if isinstance(lm, (list, tuple)) else [lm]
-    given = {"heads": sources.has_heads, "lm": lms, "text": True, "store": sources.store}
+    given = {
+        "heads": sources.has_heads, "lm": lms, "text": True, "store": sources.store, "target": True,
+    }  # fmt: skip
     for name in config.sources or ():
         if not given[name]:
             raise ValueError(
@@ -143,6 +146,7 @@ def _mixture(config: DraftConfig, sources: DraftSources) -> Drafter:
         heads=sources.has_heads and "heads" in used,
         text="text" in used,
         store=sources.store if "store" in used else None,
+        target="target" in used,
         max_nodes=config.max_nodes,
         top_k=config.top_k,
         gates=sources.gates,
@@ -194,7 +198,8 @@ class DrafterFile:
         ngram_lm: None, or for "neural" an n-gram LM that is added to `lm`: its "file", "order",
             "vocab_size" and "weight" w; drafts are scored by ln P of `lm` + w ln P of this one.
         lms: the n-gram LMs of "mixture": "file", "order" and "vocab_size" of each.
-        gates: `Gates.to_dict` of "mixture"; None: the defaults.
+        gates: `Gates.to_dict` of "mixture", for several lists of sources; a single one in folders
+            that are older than the source "target", which they gain; none: the defaults.
     """
 
     config: DraftConfig
@@ -204,7 +209,7 @@ class DrafterFile:
     predicted: dict[str, Any] = field(default_factory=dict)
     ngram_lm: dict[str, Any] | None = None
     lms: Sequence[dict[str, Any]] = ()
-    gates: dict[str, Any] | None = None
+    gates: Any = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values."""
@@ -228,8 +233,7 @@ class DrafterFile:
                 raise ValueError(
                     f"{name} with strategy {self.config.strategy!r}; expected 'mixture'"
                 )
-        if self.gates is not None:
-            Gates.from_dict(self.gates)
+        Gates.read(self.gates)
         for name in ("lm", "ngram_lm"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, dict):
@@ -278,6 +282,8 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
             raise ValueError(f"unknown fields {', '.join(unknown)}; expected {', '.join(known)}")
         if isinstance(value.get("lms"), list):
             value["lms"] = tuple(value["lms"])
+        if isinstance(value.get("gates"), dict) and value.get("sources"):  # of an older version
+            value["sources"] = [*value["sources"], "target"]
         options = {name: value.pop(name) for name in _OPTIONS if name in value}
         return DrafterFile(DraftConfig(**options), **value)
     except (ValueError, TypeError) as error:
@@ -342,8 +348,7 @@ def _mixture_sources(file: DrafterFile, path: Path, lm: Any) -> DraftSources:
             f"load_drafter: found {len(lms)} LMs; {path} is for {len(file.lms)}; give those that "
             "it was built with"
         )
-    gates = None if file.gates is None else Gates.from_dict(file.gates)
-    return DraftSources(lms, has_heads=file.num_slots > 0, gates=gates)
+    return DraftSources(lms, has_heads=file.num_slots > 0, gates=Gates.read(file.gates))
 
 
 def find_lm(file: DrafterFile, path: Path) -> NGramLM | TransitionScorer:

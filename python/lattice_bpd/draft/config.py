@@ -13,7 +13,7 @@ from lattice_bpd.lattice.lattice_input import LatticeInput, Normalization
 from lattice_bpd.lattice.logits import Candidates
 
 TREE_NODES = 36  # draft tokens of a tree with max_nodes "auto"
-MIXTURE_SOURCES = ("heads", "lm", "text", "store")
+MIXTURE_SOURCES = ("heads", "lm", "text", "store", "target")
 MAX_NODES = 1 << 12  # kMaxTreeNodes of cpp/lattice_bpd/draft/find_tree.h
 
 
@@ -56,7 +56,7 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
         ("lm",),
     ),
     "mixture": StrategyInfo(
-        "the most probable prefixes of heads, LMs and the text so far",
+        "the most probable prefixes of heads, LMs, the text so far and the target's predictions",
         ("sources", "max_nodes", "top_k"), (), ("heads", "lm"),
     ),
     "tree": StrategyInfo("the max_nodes most probable prefixes", _TREE, ("heads",), ("lm",)),
@@ -90,8 +90,9 @@ class DraftConfig:
         normalization: "global": whole paths are ranked by their scores; "local": the scores of a
             slot's candidates, LM included, are normalized by softmax after every prefix; None: the
             heads' own, which is global unless they score transitions.
-        sources: what "mixture" drafts from, of "heads", "lm", "text" (the text so far) and "store"
-            (texts served before); None: all that there are.
+        sources: what "mixture" drafts from, of "heads", "lm", "text" (the text so far), "store"
+            (texts served before) and "target" (what the target predicted at tokens that it has
+            read); None: all that there are.
 
     Raises:
         TypeError: a value of another type.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,8 +31,8 @@ class Gates:
     history's bins (cpp/lattice_bpd/mixture/gates.h). "none" is the tokens that no source proposes.
 
     Attributes:
-        sources: S names, of "heads", "lm", "text", "store", in this order; "lm" once for
-            each LM.
+        sources: S names, of "heads", "lm", "text", "store", "target", in this order; "lm" once
+            for each LM.
         weights: (S + 1, num_bins) float64, the last row of "none".
     """
 
@@ -56,6 +57,48 @@ class Gates:
             rows.append(row)
         return cls(tuple(sources), np.array(rows))
 
+    @classmethod
+    def fitting(cls, stored: Sequence[Gates], sources: Sequence[str]) -> Gates:
+        """Of several weights those that have most of some sources, adapted to them."""
+        wanted = Counter(sources)
+
+        def fit(gates: Gates) -> tuple[int, int]:
+            has = Counter(gates.sources)
+            return (wanted & has).total(), -has.total()
+
+        return max(stored, key=fit).adapt(sources) if stored else cls.default(sources)
+
+    def adapt(self, sources: Sequence[str]) -> Gates:
+        """Weights of other sources: of those that both have these, else the defaults."""
+        if tuple(sources) == self.sources:
+            return self
+        gates = Gates.default(sources)
+        rows, columns = self._blocks()
+        new_rows, new_columns = gates._blocks()
+        for name in rows.keys() & new_rows.keys():
+            for other in columns.keys() & new_columns.keys():
+                new_block = new_rows[name], new_columns[other]
+                gates.weights[new_block] = self.weights[rows[name], columns[other]]
+        return gates
+
+    def fit(self, results: Sequence[ReplayResult], start: npt.NDArray[np.float64] | None) -> Gates:
+        """Weights fitted to the examples of texts; see `fit_gates`."""
+        examples = [one.examples for one in results if one.examples is not None]
+        if not examples:
+            return self
+        bins, active, probs = (np.concatenate(parts) for parts in zip(*examples, strict=True))
+        num_bins = self.weights.shape[1]
+        return Gates(self.sources, fit_gates(bins, active, probs, num_bins, start))
+
+    def _blocks(self) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], slice]]:
+        """The row of each source and the columns of its bins, by name and number of that name."""
+        keys = [(name, self.sources[:n].count(name)) for n, name in enumerate(self.sources)]
+        columns, first = {}, 0
+        for number, kind, size in _groups(self.sources):
+            columns[(kind, 0) if number < 0 else keys[number]] = slice(first, first + size)
+            first += size
+        return {key: row for row, key in enumerate([*keys, (_NONE, 0)])}, columns
+
     def check(self, sources: Sequence[str]) -> None:
         """Raise ValueError unless these are the weights of these sources."""
         expected = (len(sources) + 1, sum(size for _, _, size in _groups(tuple(sources))))
@@ -68,6 +111,16 @@ class Gates:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {"sources": list(self.sources), "weights": np.round(self.weights, 3).tolist()}
+
+    @classmethod
+    def read(cls, value: Any) -> tuple[Gates, ...]:
+        """Of a drafter.json: a list of `to_dict`, or a single one; None: none.
+
+        Raises:
+            ValueError: not that.
+        """
+        values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        return tuple(map(cls.from_dict, values))
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Gates:
@@ -88,7 +141,8 @@ class Gates:
         return gates
 
 
-_ALL = ("heads", "lm", "text", "store")
+NUM_PREDICTIONS = 8  # of the target, after each token that it reads
+_ALL = ("heads", "lm", "text", "store", "target")
 _NONE, _NEVER = "none", -40.0
 
 
@@ -165,6 +219,7 @@ def make_mixture(
     heads: bool,
     text: bool,
     store: _core.TextStore | None,
+    target: bool = False,
     gates: Gates,
 ) -> _core.Mixture:
     """The core's mixture of these sources; see `MixtureDrafter`.
@@ -172,16 +227,20 @@ def make_mixture(
     Raises:
         ValueError: no source, more than 4 LMs, or gates of other sources.
     """
-    gates.check(source_names(len(lms), heads=heads, text=text, store=store is not None))
+    names = source_names(len(lms), heads=heads, text=text, store=store is not None, target=target)
+    gates.check(names)
     return _core.Mixture(
-        vocab_size, heads, [lm._core for lm in lms], text, store, LEARNING_RATE, gates.weights
-    )
+        vocab_size, heads, [lm._core for lm in lms], text, store, target, LEARNING_RATE,
+        gates.weights,
+    )  # fmt: skip
 
 
-def source_names(num_lms: int, *, heads: bool, text: bool, store: bool) -> tuple[str, ...]:
+def source_names(
+    num_lms: int, *, heads: bool, text: bool, store: bool, target: bool = False
+) -> tuple[str, ...]:
     """The sources of a mixture by name, in the order of its gates."""
     names = ["heads"] * heads + ["lm"] * num_lms + ["text"] * text + ["store"] * store
-    return tuple(names)
+    return (*names, *["target"] * target)
 
 
 def split_texts(token_ids: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
@@ -260,12 +319,12 @@ class ReplayResult:
     Attributes:
         tokens: decoded tokens.
         sizes: draft tokens of each verifying call; the call of the prompt is not among them.
-        examples: for `fit_gates`: bins, active sources, probabilities by source.
+        examples: for `fit_gates`: bins, active sources, probabilities by source; None: no drafts.
     """
 
     tokens: int
     sizes: list[int]
-    examples: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+    examples: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]] | None
 
     @property
     def calls(self) -> int:
@@ -342,8 +401,6 @@ def fit_to_texts(
     anchor = gates.weights
     for _ in range(rounds):
         mixture = make_mixture(vocab_size, lms, heads=heads, text=text, store=None, gates=gates)
-        results = [replay_text(mixture, one, max_nodes=max_nodes).examples for one in texts]
-        bins, active, probs = (np.concatenate(parts) for parts in zip(*results, strict=True))
-        weights = fit_gates(bins, active, probs, anchor.shape[1], anchor)
-        gates = Gates(gates.sources, weights)
+        results = [replay_text(mixture, one, max_nodes=max_nodes) for one in texts]
+        gates = gates.fit(results, anchor)
     return gates

@@ -72,7 +72,7 @@ _to_device = _PinnedBuffer()
 
 
 def top_k_on_device(
-    logits: torch.Tensor, top_k: int, log_softmax: bool
+    logits: torch.Tensor, top_k: int, log_softmax: bool, skip_bad_rows: bool = False
 ) -> tuple[Int32Array, Float32Array]:
     """Exact top-k on the tensor's device, with one copy of k columns to the host.
 
@@ -80,6 +80,7 @@ def top_k_on_device(
         logits: (.., V) float32, float16 or bfloat16.
         top_k: k, 1..V.
         log_softmax: Scores are log probabilities over the vocabulary, else raw logits.
+        skip_bad_rows: Rows with NaN or +inf get token id -1 instead of an error.
 
     Returns:
         token_ids (.., k) int32 and scores (.., k) float32, sorted by descending score, ties by
@@ -90,7 +91,7 @@ def top_k_on_device(
     """
     packed = pack_top_k(logits.detach().reshape(-1, logits.shape[-1]), top_k, log_softmax)
     shape = (*logits.shape[:-1], top_k)
-    token_ids, scores = unpack_top_k(copy_to_host(packed), top_k)
+    token_ids, scores = unpack_top_k(copy_to_host(packed), top_k, skip_bad_rows)
     return token_ids.reshape(shape), scores.reshape(shape)
 
 
@@ -114,14 +115,18 @@ def pack_top_k(rows: torch.Tensor, top_k: int, log_softmax: bool) -> torch.Tenso
     return torch.cat([best, total.to(torch.int64)], dim=1)
 
 
-def unpack_top_k(packed: Int64Array, top_k: int) -> tuple[Int32Array, Float32Array]:
+def unpack_top_k(
+    packed: Int64Array, top_k: int, skip_bad_rows: bool = False
+) -> tuple[Int32Array, Float32Array]:
     """Output of pack_top_k -> token_ids (rows, k) int32 and scores (rows, k) float32."""
     keys = packed[:, :top_k]
     token_ids = (_LOW - (keys & _LOW)).astype(np.int32)
     ordered = (keys >> 32).astype(np.int32)
     scores = np.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).view(np.float32)
     bad = ~(scores[:, 0] < np.inf)
-    if bad.any():
+    if skip_bad_rows:
+        token_ids[bad] = -1
+    elif bad.any():
         row = int(bad.argmax())
         raise ValueError(
             f"head_logits: NaN or +inf at row {row}, token {token_ids[row, 0]}; expected finite "
@@ -281,7 +286,13 @@ def check_shape(head_logits: Any, where: str, dimensions: tuple[int, ...] = (2, 
 
 
 def select_top_k(
-    head_logits: Any, top_k: int, *, log_softmax: bool, where: str, threads: int = 0
+    head_logits: Any,
+    top_k: int,
+    *,
+    log_softmax: bool,
+    where: str,
+    threads: int = 0,
+    skip_bad_rows: bool = False,
 ) -> Candidates:
     """Selects the k best tokens of each slot on the logits' device.
 
@@ -292,6 +303,7 @@ def select_top_k(
         where: The caller's name, for error messages.
         threads: How many threads share the rows on the CPU, 0 for all cores; fewer where there is
             little to do.
+        skip_bad_rows: Rows with NaN or +inf get token id -1 instead of an error.
 
     Returns:
         Candidates with B = 1 for a single lattice.
@@ -306,10 +318,12 @@ def select_top_k(
     float_type = _element_type(head_logits, where, is_torch)
     try:
         if is_torch and head_logits.device.type != "cpu":
-            token_ids, scores = top_k_on_device(head_logits, top_k, log_softmax)
+            token_ids, scores = top_k_on_device(head_logits, top_k, log_softmax, skip_bad_rows)
         else:
             array = _host_array(head_logits, float_type) if is_torch else head_logits
-            token_ids, scores = _core.select_top_k(array, float_type, top_k, log_softmax, threads)
+            token_ids, scores = _core.select_top_k(
+                array, float_type, top_k, log_softmax, threads, skip_bad_rows
+            )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     if token_ids.ndim == 2:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
 FloatRow = npt.NDArray[np.float32]
@@ -46,6 +47,20 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return token_ids
 
 
+class Predictions(NamedTuple):
+    """The target's most probable next tokens after each node of a tree.
+
+    Attributes:
+        tree: of n+1 nodes.
+        token_ids: (n+1, k) int32, best first; -1 in rows whose logits hold NaN or +inf.
+        log_probs: (n+1, k) float32, natural logs, of the raw logits.
+    """
+
+    tree: PrefixTree
+    token_ids: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float32]
+
+
 @dataclass
 class Verification:
     """The result of one verifying call for one sequence.
@@ -58,12 +73,14 @@ class Verification:
             in the next step.
         features: (n+1, F) float, the target's features of the exact token and the n accepted ones;
             after a prompt, of its tokens. None if the target provides none.
+        predictions: of the tree that was verified; None: not requested.
     """
 
     token_ids: list[int]
     accept_length: int
     hidden: Tensor
     features: Tensor | None = None
+    predictions: Predictions | None = None
 
 
 @dataclass
@@ -75,12 +92,14 @@ class BatchVerification:
         layout: "tree" or "rows".
         target_seconds: wall time of the target's call alone.
         shape: rows and tokens of the call.
+        predict_seconds: wall time of the selection of predictions.
     """
 
     sequences: list[Verification]
     layout: str
     target_seconds: float
     shape: tuple[int, int] = (0, 0)
+    predict_seconds: float = 0.0
 
 
 class DraftCandidates(NamedTuple):
@@ -151,6 +170,24 @@ def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:
     """
     agrees = drafts == predictions[:, : drafts.shape[1]]
     return agrees.long().cumprod(dim=1).sum(dim=1)
+
+
+def select_predictions(
+    trees: Sequence[PrefixTree],
+    logits: Tensor,
+    indices: list[npt.NDArray[np.int64]] | None,
+    top_k: int,
+) -> list[Predictions]:
+    """The target's most probable next tokens after each node of each tree; see `follow_greedy`."""
+    top_k = min(top_k, logits.shape[-1])
+    best = select_top_k(logits, top_k, log_softmax=True, where="verify", skip_bad_rows=True)
+    token_ids, log_probs = (one.reshape(-1, top_k) for one in (best.token_ids, best.scores))
+    size, selected = logits.shape[1], []
+    for number, tree in enumerate(trees):
+        start = number * size
+        rows: Any = slice(start, start + len(tree)) if indices is None else indices[number]
+        selected.append(Predictions(tree, token_ids[rows], log_probs[rows]))
+    return selected
 
 
 def run_selectors(

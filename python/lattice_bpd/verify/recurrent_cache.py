@@ -31,7 +31,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from lattice_bpd.models.forward import LMOutput
 from lattice_bpd.models.hooks import as_own, in_this_thread
 from lattice_bpd.models.model_facts import facts_of
-from lattice_bpd.verify.greedy import BatchVerification, Verification
+from lattice_bpd.verify.greedy import BatchVerification, Verification, select_predictions
 from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory, refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import read_tokens, texts_match
@@ -229,8 +229,9 @@ def _drop_positions(layer: Any, count: int) -> None:
 
 
 def verify_chain(
-    target: Any, state: RecurrentCache, trees: list[PrefixTree], layout: str, follow: Follow
-) -> BatchVerification:
+    target: Any, state: RecurrentCache, trees: list[PrefixTree], layout: str, follow: Follow,
+    num_predictions: int = 0,
+) -> BatchVerification:  # fmt: skip
     """`verify_trees` for a target with recurrent states: one text, one draft."""
     if layout == "tree" or len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
         raise ValueError(
@@ -244,11 +245,16 @@ def verify_chain(
     except (RuntimeError, MemoryError) as error:
         refuse_call(error, shape, 1, "rows")
     seconds = time.perf_counter() - start
+    start, predictions = time.perf_counter(), None
+    if num_predictions:
+        (predictions,) = select_predictions(trees, output.logits, None, num_predictions)
+    predict_seconds = time.perf_counter() - start
     ((nodes, tokens, end),) = follow(trees, output.logits, None)
     state.keep(len(nodes) - 1)
     features = None if output.features is None else output.features[0, : len(nodes)]
-    verified = Verification(tokens, len(nodes) - 1, output.hidden[0, end], features)
-    return BatchVerification([verified], "rows", seconds, shape)
+    hidden = output.hidden[0, end]
+    verified = Verification(tokens, len(nodes) - 1, hidden, features, predictions)
+    return BatchVerification([verified], "rows", seconds, shape, predict_seconds)
 
 
 def find_mixers(target: Any) -> Mixers:

@@ -38,6 +38,7 @@ from lattice_bpd.verify.greedy import (
     greedy_tokens,
     logits_index,
     run_selectors,
+    select_predictions,
 )
 from lattice_bpd.verify.layout import lowest_number, mask_attention
 from lattice_bpd.verify.memory import refuse_call
@@ -85,6 +86,7 @@ def verify_trees(
     *,
     layout: str = "auto",
     selectors: Sequence[TokenSelector] | None = None,
+    num_predictions: int = 0,
 ) -> BatchVerification:
     """Verify the drafts of B sequences with one call of the target, and roll its cache back.
 
@@ -97,6 +99,7 @@ def verify_trees(
             it needs no mask, or if the target does not support trees.
         selectors: one for each sequence instead of argmax, called along accepted paths only, once
             for each token, in order.
+        num_predictions: k; the target's k most probable tokens after each node are returned too.
 
     Returns:
         BatchVerification.
@@ -107,10 +110,13 @@ def verify_trees(
     """
     if not torch.is_inference_mode_enabled():  # checked first: entering it again takes microseconds
         with torch.inference_mode():
-            return verify_trees(target, state, trees, layout=layout, selectors=selectors)
+            return verify_trees(
+                target, state, trees, layout=layout, selectors=selectors,
+                num_predictions=num_predictions,
+            )  # fmt: skip
     follow = follow_greedy if selectors is None else partial(run_selectors, selectors)
     if isinstance(state, RecurrentCache):
-        return verify_chain(target, state, trees, layout, follow)
+        return verify_chain(target, state, trees, layout, follow, num_predictions)
     layout = choose_layout(target, state, trees, layout)
     call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
     cache, size = state.cache, call.input_ids.shape[1]
@@ -122,10 +128,16 @@ def verify_trees(
     except (RuntimeError, MemoryError) as error:
         refuse_call(error, call.input_ids.shape, len(trees), layout)
     seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    predictions: Any = [None] * len(trees)
+    if num_predictions:  # before selectors, which may change logits
+        predictions = select_predictions(trees, output.logits, call.indices, num_predictions)
+    predict_seconds = time.perf_counter() - start
     followed = follow(trees, output.logits, call.indices)
     hidden = output.hidden.flatten(0, 1)
     verified = [
-        Verification(tokens, len(nodes) - 1, hidden[end]) for nodes, tokens, end in followed
+        Verification(tokens, len(nodes) - 1, hidden[end], None, predicted)
+        for (nodes, tokens, end), predicted in zip(followed, predictions, strict=True)
     ]
     if output.features is not None:
         features = output.features.flatten(0, 1)
@@ -138,7 +150,8 @@ def verify_trees(
         rows = [end // size for _, _, end in followed]
         counts = [len(nodes) for nodes, _, _ in followed]
         state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
-    return BatchVerification(verified, layout, seconds, (call.input_ids.shape[0], size))
+    shape = (call.input_ids.shape[0], size)
+    return BatchVerification(verified, layout, seconds, shape, predict_seconds)
 
 
 def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:

@@ -17,7 +17,13 @@ class Drafter(Protocol):
     """Proposes drafts for verification; write one to plug in your own.
 
     Wrong drafts cost time but do not change the output. One drafter may serve several sequences.
+
+    Attributes:
+        num_predictions: how many of the target's most probable next tokens after each verified node
+            are kept in `state.predictions` for it.
     """
+
+    num_predictions: int = 0
 
     def propose(self, states: Sequence[DecodeState]) -> Sequence[PrefixTree | None]:
         """Drafts of the tokens that follow `state.tokens`, for all active sequences at once.

@@ -18,7 +18,13 @@ from lattice_bpd.decode.drafters.head_candidates import HeadCandidates, read_hea
 from lattice_bpd.decode.drafters.target_noise import rejects, sample_paths, target_noise
 from lattice_bpd.decode.state.constraint import start_trees
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.mixture import Gates, TextStore, make_mixture, source_names
+from lattice_bpd.draft.mixture import (
+    NUM_PREDICTIONS,
+    Gates,
+    TextStore,
+    make_mixture,
+    source_names,
+)
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.vocabulary import check_same_ids
@@ -43,9 +49,11 @@ class MixtureDrafter(Drafter):
         heads: whether the model's draft heads are a source.
         text: whether the text so far is a source.
         store: texts served before; finished texts are added to it.
+        target: whether the target's own predictions at verified tokens are a source.
         max_nodes: N, draft tokens of a tree; "auto": by the measured cost of calls, 0 to 64.
         top_k: k, candidates of each slot of the heads.
-        gates: weights of the sources; None: the defaults for these sources.
+        gates: weights of these sources, or several, of which those that fit best are adapted to
+            these sources; none: the defaults.
         costs: measurements that outlast a text; None: begins without any.
 
     Raises:
@@ -59,17 +67,23 @@ class MixtureDrafter(Drafter):
         heads: bool = False,
         text: bool = True,
         store: TextStore | None = None,
+        target: bool = True,
         max_nodes: int | str = "auto",
         top_k: int = 16,
-        gates: Gates | None = None,
+        gates: Gates | Sequence[Gates] = (),
         costs: ModelCosts | None = None,
     ) -> None:
         self.lms, self.has_heads, self.has_text, self.store = tuple(lms), heads, text, store
         self.max_nodes = _LARGEST if isinstance(max_nodes, str) else max_nodes
         self.sizes_by_cost, self.top_k = isinstance(max_nodes, str), top_k
-        names = source_names(len(self.lms), heads=heads, text=text, store=store is not None)
-        self.gates = Gates.default(names) if gates is None else gates
-        self.gates.check(names)
+        self.num_predictions = NUM_PREDICTIONS if target else 0
+        names = source_names(
+            len(self.lms), heads=heads, text=text, store=store is not None, target=target
+        )
+        if isinstance(gates, Gates):
+            gates.check(names)
+            gates = (gates,)
+        self.gates = Gates.fitting(gates, names)
         self.costs = ModelCosts() if costs is None else costs
         self._core: _core.Mixture | None = None
         self._texts: weakref.WeakKeyDictionary[DecodeState, _core.MixtureText] = (
@@ -84,7 +98,8 @@ class MixtureDrafter(Drafter):
         max_nodes = "auto" if self.sizes_by_cost else self.max_nodes
         make = partial(
             MixtureDrafter, self.lms, heads=self.has_heads, text=self.has_text, store=self.store,
-            max_nodes=max_nodes, top_k=self.top_k, gates=self.gates,
+            target=self.num_predictions > 0, max_nodes=max_nodes, top_k=self.top_k,
+            gates=self.gates,
         )  # fmt: skip
         return make, ()
 
@@ -123,7 +138,7 @@ class MixtureDrafter(Drafter):
             store = None if self.store is None else self.store._core
             self._core = make_mixture(
                 state.model.vocab_size, self.lms, heads=self.has_heads, text=self.has_text,
-                store=store, gates=self.gates,
+                store=store, target=self.num_predictions > 0, gates=self.gates,
             )  # fmt: skip
         return _core.MixtureText(self._core)
 
@@ -141,6 +156,9 @@ class MixtureDrafter(Drafter):
         if text is None or len(text) > len(state.tokens):
             text = self._texts[state] = self._new_text(state)
         text.append(state.tokens[len(text) :])
+        for length, predictions in state.predictions:
+            text.add_predictions(length, *predictions)
+        state.predictions = []
         return text
 
     def _choose_sizes(

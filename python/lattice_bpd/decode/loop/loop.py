@@ -48,6 +48,7 @@ class _Run:
             None if getattr(observe, "__func__", None) is Drafter.observe else observe
             for observe in observers
         ]
+        self.num_predictions = max(getattr(one, "num_predictions", 0) for one in self.drafters)
 
     def step(self) -> None:
         """Draft and verify for all active sequences, in one call of the target."""
@@ -63,10 +64,13 @@ class _Run:
             trees,
             layout="auto" if options.layout == "chain" else options.layout,
             selectors=None if selectors is None else [selectors[n] for n in self.active],
+            num_predictions=self.num_predictions,
         )
         own_seconds = time.perf_counter() - start - verified.target_seconds
+        own_seconds -= verified.predict_seconds
         self.seconds["target"] += verified.target_seconds
         self.seconds["verify"] += own_seconds
+        self.seconds["predict"] += verified.predict_seconds
         self.shapes.add((verified.layout, *verified.shape))
         for number, verification in zip(self.active, verified.sequences, strict=True):
             self.states[number].stats.target_calls += 1
@@ -92,6 +96,8 @@ class _Run:
         ends = [index for index, token in enumerate(new) if token in stops]
         if ends:
             new = new[: ends[0] + 1]  # a stop token is kept
+        if verified.predictions is not None:
+            state.predictions.append((len(state.tokens), verified.predictions))
         state.tokens += new
         state.hidden = verified.hidden
         if verified.features is not None:

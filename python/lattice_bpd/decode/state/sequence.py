@@ -11,7 +11,7 @@ from torch import Tensor
 from lattice_bpd.decode.state.constraint import ConstrainedText
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.verify.greedy import TokenSelector
+from lattice_bpd.verify.greedy import Predictions, TokenSelector
 
 
 @dataclass(eq=False)
@@ -38,6 +38,8 @@ class DecodeState:
         memory: data that draft heads keep for this sequence.
         features: (m, F) float each, of tokens that the heads have not taken yet; see
             `take_features`.
+        predictions: the target's, with the number of tokens when it made them; a drafter that reads
+            them (`num_predictions`) empties the list.
     """
 
     model: DraftingModel
@@ -55,6 +57,7 @@ class DecodeState:
     source: Any = None
     memory: Any = None
     features: list[Tensor] = field(default_factory=list)
+    predictions: list[tuple[int, Predictions]] = field(default_factory=list)
 
     @property
     def new_tokens(self) -> list[int]:
