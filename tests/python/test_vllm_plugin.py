@@ -21,8 +21,10 @@ from fake_vllm import (
     VOCAB,
     PerfectHeads,
     Request,
+    Runner,
     config_of,
     continuation,
+    draft_freely,
     expand_broken,
     is_right,
     make_proposer,
@@ -98,7 +100,7 @@ def test_drafts_end_before_every_limit(vllm: Any, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("fault", "lengths", "message"),
     [
-        ("raises", [0, 0, 0], "OutOfMemoryError: no memory"),
+        ("raises", [0, 0, 0], "RuntimeError: planted"),
         ("is wide", [0, 0, 0], f"logits have {VOCAB + 1} columns, the target's {VOCAB}"),
         ("is invalid", [0, SLOTS, 0], "NaN"),
     ],
@@ -113,7 +115,7 @@ def test_a_failure_costs_drafts_only(
 
     def faulty(batch: Any, hidden: torch.Tensor) -> Any:
         if fault == "raises":
-            raise torch.OutOfMemoryError("no memory")
+            raise RuntimeError("planted")
         logits: Any = read(batch, hidden)
         if fault == "is wide":
             return torch.nn.functional.pad(logits, (0, 1))
@@ -133,20 +135,134 @@ def test_a_failure_costs_drafts_only(
     assert all(map(is_right, requests))
 
 
-def test_lack_of_memory_that_lasts_stops_drafting(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    proposer = make_proposer(monkeypatch, "chain")
-    runner = vllm.runner(proposer, [Request([1, 2])])
+class Clock:
+    """In place of the module `time`."""
 
-    def lacks(*_: Any) -> Any:
-        raise MemoryError("no memory to keep keys")
+    now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+LACKS = (
+    MemoryError("no memory to keep keys"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+)
+
+
+@pytest.mark.parametrize("lack", LACKS, ids=lambda lack: type(lack).__name__)
+@pytest.mark.parametrize("draft", ["chain", "mixture"])
+def test_lack_of_memory_pauses_drafting(
+    draft: str, lack: Exception, vllm: Any, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Pauses of 1, 2, .. 60 s while it lasts, of 1 s once drafting worked for as long."""
+    monkeypatch.setattr(step_drafter, "time", clock := Clock())
+    monkeypatch.setattr(Runner, "max_model_len", 4096)
+    proposer = make_proposer(monkeypatch, draft, log_seconds=0)
+    if draft == "mixture":
+        draft_freely(proposer, monkeypatch)
+    request = Request([1, 2], max_tokens=None)
+    runner, tries, is_short = vllm.runner(proposer, [request]), [], True
+    read = proposer._drafter.source.read
+
+    def lacks(*args: Any) -> Any:
+        tries.append(clock.now - 1000.0)
+        if is_short:
+            raise lack
+        return read(*args)
+
+    def step_until(end: float) -> None:
+        while clock.now < 1000.0 + end:
+            runner.step()
+            clock.now += 0.25
 
     monkeypatch.setattr(proposer._drafter.source, "read", lacks)
+    step_until(200)
+    assert tries == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert proposer.counters.failures == 9
+    assert proposer.counters.tokens == proposer.counters.steps == 800  # those of pauses too
+    is_short, tries = False, []
+    step_until(243.25)
+    assert tries == [243]
+    assert request.drafts == continuation(request.text, SLOTS)
+    is_short, tries = True, []  # short again at once: the pause does not begin anew
+    step_until(243.5)
+    is_short = False
+    step_until(303.25)
+    assert tries == [243.25]
+    step_until(380)
+    is_short, tries = True, []
+    step_until(383.5)
+    assert tries == [380, 381, 383]
+    assert caplog.text.count("no memory to draft") == 1
+    assert f"({type(lack).__name__}: {lack}); drafting pauses for 1 s" in caplog.text
+    assert is_right(request)
+    monkeypatch.setattr(proposer._drafter.source, "read", MagicMock(side_effect=IndexError("own")))
+    step_until(390)
+    assert caplog.text.count("IndexError: own") == 1  # another kind of error
+
+
+def test_texts_are_whole_after_a_lack_of_memory(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is short amid a step's tokens, of which the text has some."""
+    monkeypatch.setattr(step_drafter, "time", clock := Clock())
+    proposer = make_proposer(monkeypatch, "mixture", None, log_seconds=0)
+    draft_freely(proposer, monkeypatch)
+    mixture = proposer._drafter._mixture
+    assert mixture is not None
+    request = Request([1, 2, 3, 4])
+    runner = vllm.runner(proposer, [request])
+    runner.step()
+    (text,) = mixture.texts._texts.values()
+    whole = text.drafts
+
+    def append(_: Any) -> None:
+        whole.append(request.text[-1:])
+        raise MemoryError
+
+    text.drafts = SimpleNamespace(append=append)
     for _ in range(3):
         runner.step()
-    assert proposer.counters.failures == 1
-    assert "no memory to keep keys; nothing is drafted from now on" in caplog.text
+        clock.now += 1.0
+    (text,) = mixture.texts._texts.values()
+    assert text.length == len(text.drafts) == len(request.text)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_block_drafter_stores_what_is_read_in_a_pause(
+    is_stored: bool, vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its texts have holes; not where storing is what memory was short for."""
+    monkeypatch.setattr(step_drafter, "time", clock := Clock())
+    proposer = make_proposer(monkeypatch, "chain", log_seconds=0)
+    drafter, stored = proposer._drafter, 0
+
+    def store(*_: Any) -> None:
+        nonlocal stored
+        stored += 1
+        if not is_stored:
+            raise MemoryError
+
+    source = SimpleNamespace(
+        layers=(2,), num_slots=SLOTS, store=store, read=MagicMock(side_effect=MemoryError)
+    )
+    monkeypatch.setattr(drafter, "source", source)
+    observe = proposer._read
+
+    def with_features(*args: Any) -> Any:
+        return observe(*args)._replace(features=torch.zeros(1), layout=object())
+
+    monkeypatch.setattr(proposer, "_read", with_features)
+    runner = vllm.runner(proposer, [Request([1, 2], max_tokens=None)])
+    for _ in range(12):  # tries at 0, 1 and 3 s
+        runner.step()
+        clock.now += 0.3
+    assert proposer.counters.failures == 3
+    assert source.read.call_count == (3 if is_stored else 0)
+    assert stored == (12 if is_stored else 3)
 
 
 @pytest.mark.usefixtures("vllm")

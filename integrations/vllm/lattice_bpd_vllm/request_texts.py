@@ -68,3 +68,7 @@ class RequestTexts:
             text = self._texts.pop(name)
             if self._finish is not None:
                 self._finish(text.tenant, np.array(text.token_ids, np.int32))
+
+    def clear(self) -> None:
+        """Drop the texts of all requests; those that continue are read again."""
+        self._texts.clear()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd import _core
+from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep, select_requests
 from lattice_bpd_vllm.counters import Advice, DraftCounters, describe_costs
 from lattice_bpd_vllm.drafting import Chains, LatticeDrafter
@@ -25,6 +26,7 @@ from lattice_bpd_vllm.slot_sources import make_source
 from lattice_bpd_vllm.targets import TargetInfo
 
 _ADVICE_STEPS = 64  # steps between two checks of the counts
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds without drafts after a lack of memory
 
 
 class UnsupportedError(RuntimeError):
@@ -92,7 +94,9 @@ class StepDrafter:
         self._advice = Advice(num_tokens, parts.draft)
         self._raises_errors = is_sharded or options.check
         self._checks_rows = options.check and not has_equal_lengths
-        self._is_stopped = False
+        self._is_stopped = self._can_store = False
+        self._said: set[str] = set()  # kinds of errors that were logged
+        self._pause, self._resume_at = 0.0, -math.inf  # seconds, of the last lack of memory
         self._log_seconds = options.log_seconds or math.inf
         self._log_at = math.inf
         if options.log_seconds:
@@ -110,7 +114,8 @@ class StepDrafter:
 
         Returns:
             A list for each request, of 0 to num_tokens ids. All are empty after an error, which is
-            logged once; after an UnsupportedError or MemoryError in all later steps too.
+            logged once: in the steps of a pause too if memory was short, which grows with each
+            repetition, and in all later steps after an UnsupportedError.
         """
         start = time.perf_counter()
         drafts: Chains = [[] for _ in kept]
@@ -144,18 +149,26 @@ class StepDrafter:
         """Fills `drafts`."""
         num_kept = [len(tokens) for tokens in kept]
         lengths = None if self._mixture is None else self._mixture.lengths
-        is_paused = lengths is not None and lengths.is_paused(len(kept))
+        is_short = start < self._resume_at
+        is_paused = is_short or (lengths is not None and lengths.is_paused(len(kept)))
         counters, tokens, calls = self.counters, sum(num_kept), len(kept) - num_kept.count(0)
         counters.tokens += tokens
         counters.target_calls += calls
-        if lengths is not None and is_paused and not lengths.is_timing and not self.source.layers:
+        is_timing = lengths is not None and lengths.is_timing
+        if is_paused and not is_timing and not self.source.layers:
             return
         step = read_step()
         if step.verified is not None:
             counters.verified_tokens += sum(step.verified)
             counters.accepted_tokens += tokens - calls  # one token of each request was no draft
-        if step.features is not None and step.layout is not None:
+        if (
+            step.features is not None
+            and step.layout is not None
+            and (self._can_store or not is_short)
+        ):
+            self._can_store = False  # in the pause that a lack of memory for it begins
             self.source.store(step.features, step.layout)
+            self._can_store = True
         if lengths is not None:
             lengths.observe(step.names, num_kept, step.verified, start)
         if not is_paused:
@@ -214,18 +227,40 @@ class StepDrafter:
             )
 
     def _fail(self, error: Exception) -> None:
-        """Logs the first error; called while it is handled."""
+        """Logs the first error of a kind; called while it is handled."""
         if self._raises_errors:
             raise error
-        if isinstance(error, (UnsupportedError, MemoryError)):
+        self.counters.failures += 1
+        if isinstance(error, UnsupportedError):
             self._is_stopped = True
             self._logger.error("lattice-bpd: %s; nothing is drafted from now on", error)
-        elif self.counters.failures == 0:
+            return
+        kind = "memory" if is_lack_of_memory(error) else "other"
+        if kind == "memory":
+            self._pause_drafting(time.perf_counter())
+        if kind in self._said:
+            return
+        self._said.add(kind)
+        if kind == "memory":
+            self._logger.error(
+                "lattice-bpd: no memory to draft (%s: %s); drafting pauses for %g s and is tried "
+                "again, after pauses of up to %g s if it lasts; later ones are counted, not logged",
+                type(error).__name__, error, _SHORTEST_PAUSE, _LONGEST_PAUSE,
+            )  # fmt: skip
+        else:
             self._logger.exception(
                 "lattice-bpd: drafting failed, which costs drafts of this step; later errors are "
                 "counted, not logged"
             )
-        self.counters.failures += 1
+
+    def _pause_drafting(self, now: float) -> None:
+        """Drafts nothing for twice the last pause, or anew after drafting worked for as long."""
+        is_repeated = now - self._resume_at <= self._pause
+        grown = 2 * self._pause if is_repeated else _SHORTEST_PAUSE
+        self._pause = min(max(grown, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+        self._resume_at = now + self._pause
+        if self._mixture is not None:
+            self._mixture.texts.clear()  # a part of a step's tokens may have been added to them
 
     def _log(self, now: float) -> None:
         """A line with the counts if the last one is old enough, and advice."""

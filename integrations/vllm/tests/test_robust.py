@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 
 from conftest import FOLDER, SPECULATIVE, Engine, ids, in_child
-from lattice_bpd_vllm import support
+from lattice_bpd_vllm import step_drafter, support
 
 
 def run_sampled(options: dict[str, Any] | None) -> dict[str, Any]:
@@ -135,11 +136,12 @@ def compare(first: list[int], second: list[int]) -> tuple[float, int]:
     return float(statistic), table.shape[1] - 1
 
 
-def run_failing() -> Any:
+def run_failing(error: type[Exception]) -> Any:
+    """Every third search fails; by the clock of the drafter a step takes half a second."""
     prompts = read_prompts()
     engine = Engine({"check": False})
-    proposer, calls = engine.runner.drafter, 0
-    search = proposer._drafter._lattices
+    drafter, calls, now = engine.runner.drafter._drafter, 0, 0.0
+    search = drafter._lattices
     propose = search.propose
 
     class Failing:
@@ -149,21 +151,33 @@ def run_failing() -> Any:
             nonlocal calls
             calls += 1
             if calls % 3 == 0:
-                raise MemoryError("planted")
+                raise error("planted")
             return propose(*args)
 
-    proposer._drafter._lattices = Failing()
-    return engine.tokens(prompts), engine.counters
+    def read_clock() -> float:
+        nonlocal now
+        now += 0.25
+        return now
+
+    drafter._lattices = Failing()
+    step_drafter.time = SimpleNamespace(perf_counter=read_clock)  # type: ignore[assignment]
+    return engine.tokens(prompts), engine.counters, calls
 
 
-def test_errors_cost_drafts_only(expected: dict[str, Any], capfd: Any) -> None:
-    outputs, counters = in_child(run_failing)
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_errors_cost_drafts_only(
+    error: type[Exception], expected: dict[str, Any], capfd: Any
+) -> None:
+    outputs, counters, calls = in_child(run_failing, error)
     assert outputs == expected["outputs"]
-    assert counters["failures"] > 5
+    assert counters["failures"] == calls // 3 > 2
     assert counters["accepted_tokens"] > 0
+    is_short = error is MemoryError  # then drafting pauses
+    assert (calls < counters["steps"] / 2) == is_short
     printed = "".join(capfd.readouterr())
-    assert printed.count("drafting failed") == 1
-    assert printed.count("MemoryError: planted") == 1
+    assert printed.count("drafting failed") == (not is_short)
+    assert printed.count("drafting pauses for 1 s") == is_short
+    assert printed.count(f"{error.__name__}: planted") == 1
 
 
 def run_schedule() -> Any:
