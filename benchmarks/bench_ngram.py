@@ -114,13 +114,13 @@ class Bench:
         )  # fmt: skip
 
     def measure_sizes(self) -> None:
-        """`size_exact`, `size_quantised`: bytes for each n-gram of the same model."""
+        """`size_exact`, `size_quantized`: bytes for each n-gram of the same model."""
         lm = NGramLM.load(self.lm_file)
         small = FOLDER / "ours-8bit.lm"
-        run_measured([*COMMAND, "convert", self.lm_file, small, "--quantise", "8"])
-        for name, file, goal in (("exact", self.lm_file, 9.3), ("quantised", small, 4.5)):
+        run_measured([*COMMAND, "convert", self.lm_file, small, "--quantize", "8"])
+        for name, file, goal in (("exact", self.lm_file, 9.3), ("quantized", small, 4.5)):
             trie = FOLDER / f"kenlm-{name}.trie"
-            peer = kenlm.build_binary(self.arpa, trie, "trie", quantised=name == "quantised")
+            peer = kenlm.build_binary(self.arpa, trie, "trie", quantized=name == "quantized")
             count = sum(lm.num_ngrams)
             title = f"trie of {kenlm.NAME}" + (", -q 8 -b 8 -a 22" if "q" in name else "")
             self.add(f"size_{name}", file.stat().st_size / count, peer / count,

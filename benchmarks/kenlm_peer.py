@@ -99,9 +99,9 @@ def run_lmplz(text: Path, arpa: Path, order: int, memory: str, *, fallback: bool
     return run_measured([_FOLDER / "bin" / "lmplz", *options])
 
 
-def build_binary(arpa: Path, output: Path, structure: str, *, quantised: bool = False) -> int:
+def build_binary(arpa: Path, output: Path, structure: str, *, quantized: bool = False) -> int:
     """Writes a `probing` or `trie` file; returns its bytes."""
-    options: Sequence[str] = _QUANTIZED if quantised else ()
+    options: Sequence[str] = _QUANTIZED if quantized else ()
     run_measured([_FOLDER / "bin" / "build_binary", *options, structure, arpa, output])
     return output.stat().st_size
 

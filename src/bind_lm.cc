@@ -7,7 +7,7 @@
 #include "lattice_bpd/lm/lm_file.h"
 #include "lattice_bpd/lm/lm_from_fst.h"
 #include "lattice_bpd/lm/lm_fst.h"
-#include "lattice_bpd/lm/quantise.h"
+#include "lattice_bpd/lm/quantize.h"
 #include "lattice_bpd/lm/score_text.h"
 #include "lattice_bpd/lm/trie_assembler.h"
 
@@ -211,7 +211,7 @@ void BindLm(py::module_& m) {
 
   BindAssembler(m);
   m.def(
-      "quantise", [](const BackoffLm& lm, int bits) { return ToPython(QuantiseLm(lm, bits)); },
+      "quantize", [](const BackoffLm& lm, int bits) { return ToPython(QuantizeLm(lm, bits)); },
       py::arg("lm"), py::arg("bits"), GuardLongCall());
   m.def("describe_levels", &DescribeLevels, py::arg("lm"));
   m.def("list_sections", &Sections, py::arg("path"));

@@ -56,12 +56,12 @@ py::bytes Merge(const std::vector<py::bytes>& runs) {
   return {merged};
 }
 
-py::tuple Summarise(const std::vector<py::bytes>& runs, const MinCounts& min_counts) {
+py::tuple Summarize(const std::vector<py::bytes>& runs, const MinCounts& min_counts) {
   const CountFiles files = OpenBytes(runs);
   PartSummary summary;
   {
     const py::gil_scoped_release release;
-    summary = SummarisePart(CountPart(files, min_counts));
+    summary = SummarizePart(CountPart(files, min_counts));
   }
   summary.context_count.resize(summary.count.size());
   return py::make_tuple(summary.count_of_counts, ToArray(std::move(summary.count)),
@@ -261,7 +261,7 @@ void BindTrainPartitions(py::module_& m) {
         py::arg("offsets").noconvert(), py::arg("order"), py::arg("num_parts"), py::arg("threads"),
         "The records of sequences as a run for each part, b'' where it gets none.");
   m.def("merge_runs", &Merge, py::arg("runs"), "The sum of runs as a run.");
-  m.def("summarise_runs", &Summarise, py::arg("runs"), py::arg("min_counts"),
+  m.def("summarize_runs", &Summarize, py::arg("runs"), py::arg("min_counts"),
         "Counts of counts by order; of each symbol: count, context count, n-grams stored after.");
   m.def("list_runs", &List, py::arg("runs"), py::arg("min_counts"),
         "For order 2, 3, ..: symbols (N, order), counts (N,), context counts (N,), sorted.");

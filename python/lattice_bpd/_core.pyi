@@ -62,7 +62,7 @@ __all__: list[str] = [
     "prune_by_estimated_count",
     "prune_by_vocabulary",
     "prune_to_size",
-    "quantise",
+    "quantize",
     "read_acceptor",
     "read_arpa",
     "read_arpa_words",
@@ -80,7 +80,7 @@ __all__: list[str] = [
     "select_top_k",
     "set_fused_instruction_set",
     "set_top_k_instruction_set",
-    "summarise_runs",
+    "summarize_runs",
     "top_k_instruction_sets",
     "train_ngram",
     "tree_extents",
@@ -665,7 +665,7 @@ def prune_by_vocabulary(
     lm: BackoffLm, kept: numpy.typing.NDArray[numpy.int32], threads: _Int
 ) -> BackoffLm: ...
 def prune_to_size(lm: BackoffLm, target: _Int, threads: _Int) -> BackoffLm: ...
-def quantise(lm: BackoffLm, bits: _Int) -> BackoffLm: ...
+def quantize(lm: BackoffLm, bits: _Int) -> BackoffLm: ...
 def read_acceptor(acceptor: bytes) -> tuple[typing.Any, ...]: ...
 def read_arpa(
     path: str,
@@ -809,7 +809,7 @@ def select_top_k(
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 def set_fused_instruction_set(name: str) -> None: ...
 def set_top_k_instruction_set(name: str) -> None: ...
-def summarise_runs(
+def summarize_runs(
     runs: collections.abc.Sequence[bytes], min_counts: collections.abc.Sequence[_Int]
 ) -> tuple[typing.Any, ...]:
     """

@@ -36,7 +36,7 @@ def write_lm_seeds(folder: Path) -> None:
     lm = NGramLM.train(TEXT, 3, vocab_size=5, smoothing="witten_bell")
     lm.save(folder / "fast.lm")
     run_command(
-        ["ngram", "convert", str(folder / "fast.lm"), str(folder / "small.lm"), "--quantise", "8"]
+        ["ngram", "convert", str(folder / "fast.lm"), str(folder / "small.lm"), "--quantize", "8"]
     )
     for name in ("fast.lm", "small.lm"):
         write("lm_file", name, (folder / name).read_bytes())

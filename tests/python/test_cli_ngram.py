@@ -109,13 +109,13 @@ def test_weights_by_em_beat_their_neighbors(corpora):
 
 def test_prune_command(lm_files, tmp_path, capsys):
     out = tmp_path / "small.lm"
-    run("prune", lm_files[0], "--prune-to", "0.5k", "--quantise", "8", "-o", out)
+    run("prune", lm_files[0], "--prune-to", "0.5k", "--quantize", "8", "-o", out)
     small = NGramLM.load(out)
     total, counted = sum(small.num_ngrams), small.num_prunable
     assert counted <= 500
     assert counted < total  # <s>, which `ngram info` counts too
     assert f"{out}: {total:,} of " in capsys.readouterr().out
-    NGramLM.load(lm_files[0]).prune(prune_to=500).quantise(8).save(tmp_path / "expected.lm")
+    NGramLM.load(lm_files[0]).prune(prune_to=500).quantize(8).save(tmp_path / "expected.lm")
     assert out.read_bytes() == (tmp_path / "expected.lm").read_bytes()
     ids = tmp_path / "ids"
     ids.write_text("1 2 3")

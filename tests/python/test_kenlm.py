@@ -85,7 +85,7 @@ def test_ids_outside_the_file_are_unk(
     lm.save(tmp_path / "lm")
     lm.to_arpa(tmp_path / "again.arpa", **({} if decimal else {"vocab": words}))
     again = NGramLM.from_arpa(tmp_path / "again.arpa", **options)
-    copies = [NGramLM.load(tmp_path / "lm"), again, lm.quantise(16)]
+    copies = [NGramLM.load(tmp_path / "lm"), again, lm.quantize(16)]
     for _ in range(20):
         text = rng.integers(0, 20, 40)  # UNKNOWN is an id without a word too
         theirs = scores_of(model, [words[token] for token in text], True)

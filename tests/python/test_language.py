@@ -28,10 +28,11 @@ RETIRED = {
     r"looks? (?:at|for|like)|looked at": "reads, requires, resembles",
     r"stutters?": "repeats",
 }
+BRITISH = r"[a-z]*(?:initial|material|normal|optim|quant|summar)is(?:e[ds]?|ing|ation)"
 IN_CODE = {
     **RETIRED,
     r"(?<!in )places?": "index, position, offset",
-    r"[a-z]*(?:initial|material|normal|optim|quant)is(?:e[ds]?|ing|ation)": "-ize",
+    BRITISH: "-ize",
     r"(?:behavi|col|fav|neighb)our[a-z]*": "-or",
 }
 CODE = ["python/lattice_bpd", "packages/*/lattice_*", "research/*/lattice_*"]
@@ -65,3 +66,22 @@ def test_docs_and_docstrings_use_the_fields_terms() -> None:
         for match in re.finditer(rf"\b(?:{word})\b", text, re.IGNORECASE)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_name_is_british() -> None:
+    """In code too, where names have parts; an option, a function or a file is hard to rename."""
+    folders = ("benchmarks", "cpp", "docs", "examples", "integrations", "packages", "python")
+    suffixes = (".py", ".pyi", ".cc", ".h", ".md")
+    files = [
+        file
+        for folder in (*folders, "research", "scripts", "src")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in suffixes
+    ]
+    texts = {file: f"{file.name}\n{file.read_text()}" for file in files}
+    found = {
+        f"{file.relative_to(ROOT)}: {match[0]}"
+        for file, text in texts.items()
+        for match in re.finditer(BRITISH, text, re.IGNORECASE)
+    }
+    assert not found, "\n".join(sorted(found))

@@ -157,7 +157,7 @@ def test_values_of_every_storage_width(
         ]
         np.testing.assert_allclose(lm.score(text, eos=True), expected, rtol=1e-5, atol=1e-5)
     for bits in (8, 12, 16):
-        small = lm.quantise(bits)
+        small = lm.quantize(bits)
         small.save(tmp_path / "small.lm")
         levels = describe_lm(tmp_path / "small.lm").levels
         limit = max(level.log_prob_error for level in levels) + sum(v.backoff_error for v in levels)
@@ -168,4 +168,4 @@ def test_values_of_every_storage_width(
             assert np.abs(scores - lm.score(text)).max() <= limit + 1e-5
             np.testing.assert_array_equal(loaded.score(text), scores)
     with pytest.raises(ValueError, match="bits is 7; expected 8, 12 or 16"):
-        lm.quantise(7)
+        lm.quantize(7)

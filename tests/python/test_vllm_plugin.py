@@ -204,9 +204,7 @@ def test_lack_of_memory_pauses_drafting(
     assert caplog.text.count("IndexError: own") == 1  # another kind of error
 
 
-def test_texts_are_whole_after_a_lack_of_memory(
-    vllm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_whole_after_a_lack_of_memory(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is short amid a step's tokens, of which the text has some."""
     monkeypatch.setattr(step_drafter, "time", clock := Clock())
     proposer = make_proposer(monkeypatch, "mixture", None, log_seconds=0)

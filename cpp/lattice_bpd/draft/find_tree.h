@@ -1,6 +1,6 @@
 // The prefix tree that holds the most probability.
 //
-// All paths through the lattice share one joint distribution, normalised over the lattice:
+// All paths through the lattice share one joint distribution, normalized over the lattice:
 //
 //   P(w) = exp(score(w)) / Z        score(w) as in find_drafts.h, Z the sum over all paths
 //

@@ -21,7 +21,7 @@
 #pragma GCC push_options
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC bug 105593, in immintrin.h
-#pragma GCC diagnostic ignored "-Wuninitialized"        // the same, less optimised
+#pragma GCC diagnostic ignored "-Wuninitialized"        // the same, less optimized
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2,popcnt,lzcnt")
 
 #include "lattice_bpd/draft/fused_scalar.h"

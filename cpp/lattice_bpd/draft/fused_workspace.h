@@ -136,7 +136,7 @@ struct FusedPrefix {
 // A prefix that is, or may become, a node of a tree.
 struct FusedNode {
   double value;        // what prefixes are ranked by
-  double log_prob;     // ln of its probability, maybe not yet normalised
+  double log_prob;     // ln of its probability, maybe not yet normalized
   std::uint32_t row;   // after it; known once it is a node, and none after the last slot
   std::uint32_t lane;  // of its last token
   std::int32_t parent;

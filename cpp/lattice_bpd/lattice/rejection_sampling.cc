@@ -76,7 +76,7 @@ class Rejection {
   }
 
  private:
-  // rest = max(rest - left, 0), normalised; false, and no change, where nothing would stay.
+  // rest = max(rest - left, 0), normalized; false, and no change, where nothing would stay.
   bool SubtractDrafts() {
     double total = 1.0;
     for (std::size_t i = 0; i < left_.size(); ++i) {

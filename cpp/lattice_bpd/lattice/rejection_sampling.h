@@ -2,7 +2,7 @@
 //
 // Draft tokens d1, d2, .. are samples from q without replacement. With r the target's distribution
 // and q' = q: d1 is accepted with probability min(1, r(d1) / q'(d1)); if it is not, r becomes what
-// is left of it, max(r - q', 0) normalised, and q' loses d1 and is normalised; and so on. Where all
+// is left of it, max(r - q', 0) normalized, and q' loses d1 and is normalized; and so on. Where all
 // are rejected the token is sampled from what is left. Its distribution is r (Leviathan et al. 2023
 // for one draft token; Jeon et al. 2024 for samples without replacement).
 #ifndef LATTICE_BPD_LATTICE_REJECTION_SAMPLING_H_

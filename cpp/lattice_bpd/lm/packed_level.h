@@ -51,7 +51,7 @@ struct LevelForm {
   std::uint8_t backoff_bytes = 0;   // 0 (highest order), 1 or 2 (codes), 4 (float)
   std::uint8_t child_bytes = 0;     // 0 (highest order), 1 or 2 (from a base), 4
   std::uint32_t reserved = 0;
-  float log_prob_error = 0.0f;  // the most that quantising changed; natural logs
+  float log_prob_error = 0.0f;  // the most that quantizing changed; natural logs
   float backoff_error = 0.0f;
 
   std::uint32_t record_bytes() const { return log_prob_bytes + backoff_bytes + child_bytes; }

@@ -35,7 +35,7 @@ struct TrieLevel {
   std::vector<float> backoff;              // ln backoff weight; empty on the highest level
   std::vector<std::uint32_t> child_begin;  // size() + 1 entries; empty on the highest level
 
-  // The most that quantising (quantise.h) changed any of the numbers above; 0 where they are exact.
+  // The most that quantizing (quantize.h) changed any of the numbers above; 0 where they are exact.
   float log_prob_error = 0.0f;
   float backoff_error = 0.0f;
 

@@ -91,7 +91,7 @@ std::string MergeRuns(const CountFiles& files) {
   return run.Finish();
 }
 
-PartSummary SummarisePart(const CountedNgrams& part) {
+PartSummary SummarizePart(const CountedNgrams& part) {
   const CountTrie& trie = part.trie;
   PartSummary summary{part.count_of_counts, trie.levels[0].count, trie.levels[0].context_count, {}};
   summary.num_after.resize(trie.vocabulary.num_symbols());

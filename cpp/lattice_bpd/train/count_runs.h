@@ -44,7 +44,7 @@ struct PartSummary {
   std::vector<std::uint64_t> context_count;    // of each symbol; empty for order 1
   std::vector<std::uint64_t> num_after;        // stored n-grams whose last but one symbol it is
 };
-PartSummary SummarisePart(const CountedNgrams& part);
+PartSummary SummarizePart(const CountedNgrams& part);
 
 // C(h) of each n-gram hw of a level (1 or more).
 std::vector<std::uint64_t> ContextCountsOf(const CountTrie& trie, int level);

@@ -34,7 +34,7 @@ void CheckVocabularies(const LmList& lms) {
   }
 }
 
-void NormaliseWeights(std::size_t num_lms, std::vector<double>* weights) {
+void NormalizeWeights(std::size_t num_lms, std::vector<double>* weights) {
   if (weights->size() != num_lms) {
     throw ValueError(StrCat("interpolate: ", weights->size(), " weights for ", num_lms,
                             " LMs; expected one each"));
@@ -178,7 +178,7 @@ std::vector<std::size_t> SplitSymbols(const LmList& lms) {
 
 Trie InterpolateLms(const LmList& all_lms, std::vector<double> all_weights, int num_threads) {
   CheckVocabularies(all_lms);
-  NormaliseWeights(all_lms.size(), &all_weights);
+  NormalizeWeights(all_lms.size(), &all_weights);
   const int threads = ResolveThreads(num_threads);
   LmList lms;
   std::vector<double> weights;

@@ -64,7 +64,7 @@ class SortedKeys {
     }
     bucket_begin_.back() = sum;
     part_begin_ = SplitByWeight(bucket_begin_, num_threads);
-    keys_.reset(new Key[sum]);  // not initialised: scattering writes every key
+    keys_.reset(new Key[sum]);  // not initialized: scattering writes every key
   }
 
   void SortPart(const TokenSequences& sequences, const Vocabulary& vocabulary, std::size_t part) {

@@ -182,7 +182,7 @@ class _Summarize:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for run in batch.column("run"):
-                n, *symbols = _core.summarise_runs([run.as_py()], self._min_counts)
+                n, *symbols = _core.summarize_runs([run.as_py()], self._min_counts)
                 yield _summary_batch(0, symbols)
                 for level in range(1, len(n)):
                     yield _summary_batch(level, [np.array(n[level], np.uint64)])

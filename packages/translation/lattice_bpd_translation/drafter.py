@@ -130,10 +130,10 @@ class SpecDrafter(nn.Module):
             BlockLayer(*sizes, crossed=True) for _ in range(config.decoder_layers)
         )
         if not self.embedding.weight.is_meta:
-            self._initialise()
+            self._initialize()
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         for table in (self.embedding, self.slots):
             nn.init.normal_(table.weight, std=self.config.hidden_size**-0.5)
         self.slots.weight[0] = 0.0  # so that slot 0 can start as the target: see start_from

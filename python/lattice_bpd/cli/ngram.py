@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PRUNE_EXAMPLE = """examples:
   lattice-bpd ngram prune corpus.lm --prune-to 100M -o small.lm
-  lattice-bpd ngram prune corpus.lm --theta 1e-8 --quantise 8 -o small.lm
+  lattice-bpd ngram prune corpus.lm --theta 1e-8 --quantize 8 -o small.lm
 """
 _MERGE_EXAMPLE = """examples:
   lattice-bpd ngram merge general.lm domain.lm --heldout domain-dev.ids -o mixed.lm
@@ -31,7 +31,7 @@ _MERGE_EXAMPLE = """examples:
 """
 _CONVERT_EXAMPLE = """examples:
   lattice-bpd ngram convert corpus.lm corpus.arpa.gz
-  lattice-bpd ngram convert words.arpa corpus.lm --vocab encoder.json --quantise 8
+  lattice-bpd ngram convert words.arpa corpus.lm --vocab encoder.json --quantize 8
   lattice-bpd ngram convert corpus.lm corpus.fst --to const-fst
 """
 _KENLM_EXAMPLE = """example:
@@ -73,7 +73,7 @@ def _add_changes(actions: Commands) -> None:
         keep_ids={"type": Path, "metavar": "FILE", "help": "drop n-grams with token ids that this "
                   "file does not list"},
     )  # fmt: skip
-    _add_quantise_option(parser)
+    _add_quantize_option(parser)
 
     parser = add_command(
         actions, "merge", run_merge, epilog=_MERGE_EXAMPLE,
@@ -96,7 +96,7 @@ def _add_formats(actions: Commands) -> None:
     parser.add_argument("input", type=Path, metavar="IN")
     parser.add_argument("output", type=Path, metavar="OUT")
     parser.add_argument("--to", choices=convert.FORMATS, help="default: by the ending of OUT")
-    _add_quantise_option(parser)
+    _add_quantize_option(parser)
     add_options(parser, convert.read_lm, _READING)
 
     parser = add_command(
@@ -136,9 +136,9 @@ def _add_reports(actions: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON line per LM")
 
 
-def _add_quantise_option(parser: Parser) -> None:
+def _add_quantize_option(parser: Parser) -> None:
     parser.add_argument(
-        "--quantise", type=int, choices=(8, 12, 16), metavar="BITS",
+        "--quantize", type=int, choices=(8, 12, 16), metavar="BITS",
         help="round numbers to 8, 12 or 16 bits",
     )  # fmt: skip
 
@@ -166,11 +166,11 @@ def _read_lm(path: Path) -> NGramLM:
             raise type(error)(f"{error}; on the command line convert it first: {command}") from None
 
 
-def _quantise(args: argparse.Namespace, lm: NGramLM) -> NGramLM:
-    if not args.quantise:
+def _quantize(args: argparse.Namespace, lm: NGramLM) -> NGramLM:
+    if not args.quantize:
         return lm
-    with timed_step(f"quantize to {args.quantise} bits"):
-        return lm.quantise(args.quantise)
+    with timed_step(f"quantize to {args.quantize} bits"):
+        return lm.quantize(args.quantize)
 
 
 def run_prune(args: argparse.Namespace) -> None:
@@ -186,7 +186,7 @@ def run_prune(args: argparse.Namespace) -> None:
     with timed_step("prune"):
         options = pick(args, ("theta", "prune_to", "min_counts", "threads"))
         small = lm.prune(keep_ids=kept, **options)
-    small = _quantise(args, small)
+    small = _quantize(args, small)
     with timed_step(f"write {args.output}"):
         convert.write_lm(small, args.output)
     total = sum(small.num_ngrams)
@@ -237,7 +237,7 @@ def run_convert(args: argparse.Namespace) -> None:
     check_output(args.output)
     with timed_step(f"read {args.input}"):
         lm = convert.read_lm(args.input, **pick(args, _READING))
-    lm = _quantise(args, lm)
+    lm = _quantize(args, lm)
     with timed_step(f"write {args.output}"):
         convert.write_lm(lm, args.output, to=args.to, vocab=args.vocab)
     print(f"{args.output}: {lm!r}, {args.output.stat().st_size:,} bytes")

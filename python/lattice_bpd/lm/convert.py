@@ -232,13 +232,13 @@ class LmInfo:
         return sum(level.bytes for level in self.levels) / self.num_ngrams
 
     @property
-    def is_quantised(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether any number was changed by quantization."""
         return any(level.log_prob_error or level.backoff_error for level in self.levels)
 
     def lines(self) -> Iterator[str]:
         """The lines of a table."""
-        form = "quantised" if self.is_quantised else "exact"
+        form = "quantized" if self.is_quantized else "exact"
         yield (
             f"order {self.order}, vocabulary {self.vocab_size:,}, {self.num_ngrams:,} n-grams, "
             f"{self.bytes_per_ngram:.2f} bytes each, {form}"

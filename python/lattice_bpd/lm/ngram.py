@@ -386,7 +386,7 @@ class NGramLM:
             core = _core.prune_to_size(core, prune_to, threads)
         return NGramLM(core)
 
-    def quantise(self, bits: int = 8) -> NGramLM:
+    def quantize(self, bits: int = 8) -> NGramLM:
         """Returns an LM whose log probabilities and backoffs take 2**bits values for each order.
 
         The values come from one-dimensional k-means. Backoffs of 0 and the costs that encode
@@ -401,7 +401,7 @@ class NGramLM:
 
         Source: Lloyd 1982, "Least squares quantization in PCM".
         """
-        return NGramLM(_core.quantise(self._core, bits))
+        return NGramLM(_core.quantize(self._core, bits))
 
     def evaluate(
         self,

@@ -142,7 +142,7 @@ def exact_match(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> 
     Case, punctuation, articles and white space are ignored (Rajpurkar et al. 2016).
     """
     hits = [
-        any(_normalise(_first_line(output)) == _normalise(answer) for answer in answers)
+        any(_normalize(_first_line(output)) == _normalize(answer) for answer in answers)
         for output, answers in zip(outputs, references, strict=True)
     ]
     return _percentage(hits)
@@ -220,7 +220,7 @@ def _first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0]
 
 
-def _normalise(text: str) -> str:
+def _normalize(text: str) -> str:
     kept = "".join(mark for mark in text.lower() if mark not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 

@@ -1,4 +1,4 @@
-#include "lattice_bpd/lm/quantise.h"
+#include "lattice_bpd/lm/quantize.h"
 
 #include <algorithm>
 #include <cmath>
@@ -101,7 +101,7 @@ float Nearest(const std::vector<float>& centers, float value) {
 
 }  // namespace
 
-float QuantiseValues(std::size_t num_values, std::vector<float>* values) {
+float QuantizeValues(std::size_t num_values, std::vector<float>* values) {
   std::vector<float> sorted = *values;
   std::sort(sorted.begin(), sorted.end());
   std::vector<float> special = sorted;
@@ -128,15 +128,15 @@ float QuantiseValues(std::size_t num_values, std::vector<float>* values) {
   return largest;
 }
 
-std::shared_ptr<const BackoffLm> QuantiseLm(const BackoffLm& lm, int bits) {
+std::shared_ptr<const BackoffLm> QuantizeLm(const BackoffLm& lm, int bits) {
   if (bits != 8 && bits != 12 && bits != 16) {
-    throw ValueError(StrCat("quantise: bits is ", bits, "; expected 8, 12 or 16"));
+    throw ValueError(StrCat("quantize: bits is ", bits, "; expected 8, 12 or 16"));
   }
   const std::size_t num_values = std::size_t{1} << bits;
   Trie trie = UnpackLm(lm);
   for (TrieLevel& level : trie.levels) {
-    level.log_prob_error += QuantiseValues(num_values, &level.log_prob);
-    level.backoff_error += QuantiseValues(num_values, &level.backoff);
+    level.log_prob_error += QuantizeValues(num_values, &level.log_prob);
+    level.backoff_error += QuantizeValues(num_values, &level.backoff);
   }
   return BackoffLm::FromTrie(trie, Packing::kSmall);
 }

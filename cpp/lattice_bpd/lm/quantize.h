@@ -1,6 +1,6 @@
 // A smaller LM whose log probabilities and backoffs are rounded to few values for each order.
-#ifndef LATTICE_BPD_LM_QUANTISE_H_
-#define LATTICE_BPD_LM_QUANTISE_H_
+#ifndef LATTICE_BPD_LM_QUANTIZE_H_
+#define LATTICE_BPD_LM_QUANTIZE_H_
 
 #include <memory>
 #include <vector>
@@ -19,11 +19,11 @@ namespace lattice_bpd {
 //
 // Codes take 1 byte for 8 bits, else 2; packed kSmall. Cost: sorting each order's values.
 // Throws ValueError for another number of bits.
-std::shared_ptr<const BackoffLm> QuantiseLm(const BackoffLm& lm, int bits);
+std::shared_ptr<const BackoffLm> QuantizeLm(const BackoffLm& lm, int bits);
 
 // The same for one list of numbers; returns the largest change.
-float QuantiseValues(std::size_t num_values, std::vector<float>* values);
+float QuantizeValues(std::size_t num_values, std::vector<float>* values);
 
 }  // namespace lattice_bpd
 
-#endif  // LATTICE_BPD_LM_QUANTISE_H_
+#endif  // LATTICE_BPD_LM_QUANTIZE_H_
