@@ -59,4 +59,4 @@ def build(folder: Path, *options: str, out: str = "out", prompts: bool = True) -
 
 def stored(folder: Path, out: str = "out") -> list[str]:
     """The lines of the responses."""
-    return (folder / out / "responses.jsonl").read_text().splitlines()
+    return (folder / out / "build_files" / "responses.jsonl").read_text().splitlines()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from build_runs import HEADS, build, chat_tokenizer, make_folder, write_prompts
+from build_runs import HEADS, build, chat_tokenizer, make_folder, stored, write_prompts
 from lattice_bpd import NGramLM
 from lattice_bpd.build import build as build_module
 from lattice_bpd.build import choice as choice_module
@@ -56,7 +56,7 @@ def test_build_writes_a_drafter_that_decodes(
     heads: Any = load_heads(folder / "out")
     assert isinstance(heads, VocabularyHeads)
     assert heads.inner_size == 128  # a multiple of 32; one of 160 takes more than half
-    kept = (folder / "out" / "states.bin.jsonl").read_text().splitlines()
+    kept = (folder / "out" / "build_files" / "states.bin.jsonl").read_text().splitlines()
     assert len(kept) == 1 + 40 + 30  # the target, its responses, and texts like those to train on
     known = labels[0] >= 0  # the varied texts come last, and train two slots
     varied = known[np.flatnonzero(known[:, 2])[-1] + 3 :]
@@ -80,7 +80,7 @@ def test_build_writes_a_drafter_that_decodes(
 
 def test_a_later_build_reuses_what_was_generated(folder: Path) -> None:
     assert build(folder) == 0
-    responses = folder / "out" / "responses.jsonl"
+    responses = folder / "out" / "build_files" / "responses.jsonl"
     before = responses.read_bytes()
     assert len(before.splitlines()) == 40
     model, tokenizer = build_target("llama"), chat_tokenizer()
@@ -105,7 +105,7 @@ def test_a_plan_and_a_time_limit(folder: Path, capsys: pytest.CaptureFixture[str
     assert "  heads  " in printed
     assert not (folder / "out").exists()
     assert build(folder, "--time", "1s") == 0  # at least three prompts
-    assert len((folder / "out" / "responses.jsonl").read_text().splitlines()) == 3
+    assert len(stored(folder)) == 3
 
 
 def test_prompts_that_the_model_writes(
@@ -117,7 +117,8 @@ def test_prompts_that_the_model_writes(
     assert build(folder, *own, prompts=False) == 0
     printed = capsys.readouterr().out
     assert "30 of the prompts were written by the model itself" in printed
-    names = [folder / "out" / name for name in ("own_prompts.jsonl", "responses.jsonl")]
+    kept = folder / "out" / "build_files"
+    names = [kept / name for name in ("own_prompts.jsonl", "responses.jsonl")]
     before = [name.read_bytes() for name in names]
     written = [json.loads(line) for line in before[0].splitlines()]
     answered = [json.loads(line)["prompt"] for line in before[1].splitlines()]
@@ -143,7 +144,7 @@ def test_prompts_that_the_model_writes(
     assert "none of 64 prompts that the model wrote can be used" in capsys.readouterr().err
     monkeypatch.undo()
     assert build(folder, "--time", "1s", prompts=False, out="short") == 0
-    assert len((folder / "short" / "responses.jsonl").read_text().splitlines()) < 1_000
+    assert len(stored(folder, "short")) < 1_000
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ def test_responses_of_a_log_are_not_generated(
     file.write_text("\n".join(map(json.dumps, records)))
     out = str(folder / "out")
     assert main(["build", str(folder / "model"), "--responses", str(file), "-o", out]) == 0
-    assert not (folder / "out" / "responses.jsonl").exists()
+    assert not (folder / "out" / "build_files" / "responses.jsonl").exists()
     printed = capsys.readouterr().out
     assert "repeat what the same response has before" not in printed
     assert "no chat template" not in printed

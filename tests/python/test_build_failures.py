@@ -49,7 +49,7 @@ def test_an_interrupt_at_any_stage(
     kept = f"out keeps {len(before)} responses; the same command continues\n"
     assert captured.out.endswith(kept)
     assert len(before) == (3 if stage == "responses" else 30)
-    kept = folder / "out" / "heads.checkpoint"
+    kept = folder / "out" / "build_files" / "heads.checkpoint"
     assert kept.exists() == (stage in ("heads", "costs", "live"))
     assert build(folder, *HEADS) == 0
     assert stored(folder)[: len(before)] == before
@@ -102,7 +102,7 @@ def test_a_model_that_refuses_drafting(
         patched.setattr(build_module, "generate", refuse)
         assert build(folder) == 2
     assert capsys.readouterr().err == "lattice-bpd: error: generate: this model is not supported\n"
-    assert not (folder / "out" / "responses.jsonl").exists()  # before any work
+    assert not (folder / "out" / "build_files" / "responses.jsonl").exists()  # before any work
     config = transformers.T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2,
                                    d_kv=8, decoder_start_token_id=0)  # fmt: skip
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder / "model")
@@ -161,7 +161,7 @@ def test_costs_of_another_engine(folder: Path, capsys: pytest.CaptureFixture[str
     assert int(gains[0][0]) > 0  # drafts cost nothing
     assert gains[1] == ("+0", "+0", "+0")  # nothing is drafted
     costs.write_text("{}")
-    responses = folder / "out" / "responses.jsonl"
+    responses = folder / "out" / "build_files" / "responses.jsonl"
     responses.unlink()
     assert build(folder, "--costs", str(costs)) == 2
     assert "costs.json: not a cost curve" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from build_runs import build, make_folder, write_prompts
+from build_runs import HEADS, build, make_folder, write_prompts
 from lattice_bpd import FormatError
 from lattice_bpd.build import build as build_module
 from lattice_bpd.cli import main
 from lattice_bpd.decode import load_drafter
 from lattice_bpd.decode.strategies import read_drafter_file
 from lattice_bpd.draft.mixture import Gates
+from lattice_bpd.models.head_files import identify
+from lattice_bpd.train import head_states, vocabulary_heads
+from lattice_bpd.train.responses import store
 from lattice_bpd_vllm.files import load_parts
 from lattice_bpd_vllm.options import DrafterOptions
 from target_models import VOCAB
@@ -110,3 +114,64 @@ def test_other_files_are_refused(change: dict[str, Any], folder: Path, tmp_path:
         FileNotFoundError, match="nope: no such folder or file; expected what build"
     ):
         load_drafter(tmp_path / "nope")
+
+
+def test_it_can_be_published_as_it_is(tmp_path: Path) -> None:
+    """What may be private is ignored, by git too, and no file has a path of this machine."""
+    make_folder(tmp_path)
+    write_prompts(tmp_path, [f"Hi w{n}" for n in range(20, 50)])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/.gitignore").write_text("*.tmp\n")
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"0": 20.0, "64": 20.0}))
+    given = tmp_path / "log.jsonl"
+    given.write_text(json.dumps({"prompt": "Hi w9", "response": "w8 w7"}) + "\n")
+    options = (*HEADS, "--costs", str(costs), "--responses", str(given))
+    assert build(tmp_path, *options) == 0
+    out = tmp_path / "out"
+    private = {path.name for path in (out / "build_files").iterdir()}
+    assert private == {"responses.jsonl", "states.bin", "states.bin.jsonl", "heads.checkpoint"}
+    subprocess.run(["git", "init", "-q"], cwd=out, check=True)
+    subprocess.run(["git", "add", "."], cwd=out, check=True)
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=out, check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert names == [".gitignore", "README.md", "drafter.json", "heads.json", "heads.safetensors",
+                     "ngram.lm"]  # fmt: skip
+    for name in names:
+        assert str(tmp_path).encode() not in (out / name).read_bytes()
+    card = (out / "README.md").read_text()
+    assert card.startswith("# Drafter for model\n")
+    assert "times of costs.json" in card
+    assert "Responses of log.jsonl" in card
+
+
+def test_a_folder_of_an_earlier_version_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its files lay beside the drafter, and their keys had the model's name."""
+    make_folder(tmp_path)
+    out, kept = tmp_path / "out", tmp_path / "out" / "build_files"
+    with monkeypatch.context() as patched:
+        for module in (store, head_states, vocabulary_heads):
+            patched.setattr(module, "identify", lambda model: identify(model)[1:])
+        assert build(tmp_path, *HEADS) == 0
+    names = [path.name for path in kept.iterdir()]
+    for name in names:
+        (kept / name).rename(out / name)
+    kept.rmdir()
+    (out / ".gitignore").unlink()
+    before = {name: (out / name).read_bytes() for name in names}
+    assert set(before) >= {"responses.jsonl", "states.bin", "heads.checkpoint"}
+    capsys.readouterr()
+    assert build(tmp_path, *HEADS) == 0
+    (_, *lines), (_, *known) = (
+        text.splitlines()
+        for text in ((kept / "states.bin.jsonl").read_bytes(), before.pop("states.bin.jsonl"))
+    )
+    assert lines == known
+    assert {name: (kept / name).read_bytes() for name in before} == before
+    assert not [name for name in names if (out / name).exists()]
+    (out / "responses.jsonl").write_bytes(before["responses.jsonl"])
+    assert build(tmp_path) == 2
+    assert "remove the one with less in it" in capsys.readouterr().err

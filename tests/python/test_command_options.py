@@ -38,7 +38,7 @@ TRAIN, CONVERT = "lattice_bpd.train.", "lattice_bpd.lm.convert."
 LINES: list[tuple[str, str, dict[str, Any]]] = [
     ("build m -o out --prompts a b --responses c --server url --server-model s --heads "
      "--keep-heads --no-chat --max-new-tokens 7 --lm x y --order 3 --own-prompts 9 --dry-run "
-     "--max-size 4K --epochs 0.5 --batch-size 5 --costs z --time 20m",
+     "--max-size 4K --epochs 0.5 --batch-size 5 --costs z --time 20m --trust-remote-code",
      "lattice_bpd.cli.build.BuildJob",
      {"output": Path("out"), "prompts": ("a", "b"), "responses": ("c",), "server": "url",
       "server_model": "s", "heads": True, "keep_heads": True, "chat": False, "max_new_tokens": 7,
@@ -47,12 +47,13 @@ LINES: list[tuple[str, str, dict[str, Any]]] = [
     ("build m -o out --responses c --keep-heads", "lattice_bpd.cli.build.BuildJob",
      {"heads": True, "chat": True}),
     (f"ngram train ids.npy -o out --model m --vocab-size 9 {CORPUS} {ESTIMATE} --order 2 "
-     "--memory 5M", f"{TRAIN}Corpus {TRAIN}train_corpus",
-     {**READ, **ESTIMATED, "order": 2, "memory": "5M"}),
+     "--memory 5M --trust-remote-code",
+     f"lattice_bpd.cli.options.find_pretrained {TRAIN}Corpus {TRAIN}train_corpus",
+     {**READ, **ESTIMATED, "order": 2, "memory": "5M", "name": "m", "trust_remote_code": True}),
     (f"ngram train in.counts -o out {ESTIMATE} --order 2 --memory 5M --threads 2",
      f"{TRAIN}train_counts", {**ESTIMATED, "order": 2, "memory": "5M", "threads": 2}),
     (f"ngram count ids.npy -o out --model m --vocab-size 9 {CORPUS} --order 2 --memory 5M --resume "
-     "--checkpoint 7", f"{TRAIN}Corpus {TRAIN}count_corpus",
+     "--checkpoint 7 --trust-remote-code", f"{TRAIN}Corpus {TRAIN}count_corpus",
      {**READ, "order": 2, "memory": "5M", "resume": True, "checkpoint_minutes": 7.0}),
     ("ngram merge-counts in.counts -o out --order 2 --allow-repeats --memory 5M --threads 2",
      f"{TRAIN}merge_counts", {"order": 2, "allow_repeats": True, "memory": "5M", "threads": 2}),

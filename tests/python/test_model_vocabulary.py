@@ -79,8 +79,8 @@ def test_token_ids_need_no_tokenizer_in_the_folder(folder):
         ("", None, "corpus.txt: text needs a tokenizer; give that of the model, --tokenizer "
          "MODEL/tokenizer.json"),
         ("--model model", "{", "not JSON"),
-        ("--model model", "[]", "has no vocab_size; give --tokenizer and --vocab-size, not"),
-        ("--model model", '{"vocab_size": true}', "has no vocab_size"),
+        ("--model model", "[]", "model/config.json: a JSON list; expected an object"),
+        ("--model model", '{"vocab_size": true}', "no vocab_size; give --tokenizer"),
         ("--model model", '{"text_config": {"vocab_size": 0}}', "has no vocab_size"),
         ("--model model", '{"vocab_size": 9}', "the tokenizer has 10 token ids, vocab_size is 9"),
     ],

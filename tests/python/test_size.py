@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 133, "lines": 24_919, "public names": 95}
-OPTIONS = 121
+LIMITS = {"files": 134, "lines": 25_230, "public names": 95}
+OPTIONS = 125
 STEP = {"files": 9, "lines": 2_000, "functions": 41}  # by what a step measures
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2] / "python"
 LAYERS = {
     "": [
         "_core arguments extensions", "text_input",
-        "token_ids vocabulary watcher atomic_files openai_server",
+        "token_ids vocabulary watcher atomic_files openai_server pretrained",
         "lattice lm",
         "draft", "models", "verify", "decode", "train", "build",
         "cli",

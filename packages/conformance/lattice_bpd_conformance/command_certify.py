@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.options import add_command
+from lattice_bpd.cli.options import add_code_option, add_command
+from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.options import Commands
@@ -53,6 +54,7 @@ def add_parser(commands: Commands) -> None:
     add("--max-tokens", type=int, metavar="N", help="of an answer (default 64)")
     add("--parallel", type=int, metavar="N", help="requests at a time (default 8)")
     add("-o", "--output", type=Path, metavar="FILE", help="JSON file of the comparison or answers")
+    add_code_option(parser)
 
 
 _OF_SERVERS = ("baseline", "prompts", "no_chat", "max_tokens", "parallel", "output")
@@ -77,10 +79,10 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"certify: --{given[0].replace('_', '-')} is for --server, not for FILE")
     if args.model is None:
         raise ValueError("certify: expected --model, the model that generated the text")
-    _check_file(args.file, Path(args.model))
+    _check_file(args.file, find_pretrained(args.model, args.trust_remote_code))
 
 
-def _check_file(file: Path, directory: Path) -> None:
+def _check_file(file: Path, found: Pretrained) -> None:
     from lattice_bpd.cli.progress import quiet_transformers
 
     quiet_transformers()
@@ -94,7 +96,7 @@ def _check_file(file: Path, directory: Path) -> None:
     dtype = getattr(torch, certificate.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{file}: dtype is {certificate.dtype!r}; expected one of torch's")
-    base: Any = load_causal_lm(directory)
+    base: Any = load_causal_lm(found)
     model = DraftingModel(base.to(dtype))
     prompt, token_ids = certificate.prompt_token_ids, certificate.token_ids
     for name, ids in (("prompt_token_ids", prompt), ("token_ids", token_ids)):

@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.options import add_command
+from lattice_bpd.cli.options import add_code_option, add_command
+from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 if TYPE_CHECKING:
     from lattice_bpd.cli.options import Commands
@@ -39,6 +40,7 @@ def add_parser(commands: Commands) -> None:
         "--strategy", nargs="+", metavar="NAME", help="check these only (default: all)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
+    add_code_option(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd_conformance.check import Checker
 
     cases = list_cases(args.strategy)
-    model, prompts = _load(args.model)
+    model, prompts = _load(find_pretrained(args.model, args.trust_remote_code))
     checker = Checker(model, prompts, certificates=True)
     print(f"{type(model).__name__}, {len(cases)} cases of {checker.max_new_tokens} tokens")
     width = max(len(case.name) for case in cases)
@@ -112,7 +114,7 @@ def _describe(verdict: Any) -> str:
     return f"{verdict.outcome}: {verdict.detail} ({where}); {positions}"
 
 
-def _load(name: str) -> tuple[Any, list[list[int]]]:
+def _load(found: Pretrained) -> tuple[Any, list[list[int]]]:
     """The model in evaluation mode, and prompts for it.
 
     Raises:
@@ -122,36 +124,25 @@ def _load(name: str) -> tuple[Any, list[list[int]]]:
 
     from lattice_bpd_conformance.cases import find_class
 
-    config = _read(name, "config", lambda: AutoConfig.from_pretrained(name))
-    model_class = find_class(config)
-    model = _read(name, "model", lambda: model_class.from_pretrained(name))
+    if found.base is not None or "auto_map" in found.config:
+        model = found.load_model()
+    else:
+        pin: dict[str, Any] = {"revision": found.revision}
+        config = found.load("config", AutoConfig.from_pretrained, **pin)
+        model = found.load("model", find_class(config).from_pretrained, **pin)
     model.eval()
-    return model, _make_prompts(name, model)
+    return model, _make_prompts(found, model)
 
 
-def _make_prompts(name: str, model: Any) -> list[list[int]]:
+def _make_prompts(found: Pretrained, model: Any) -> list[list[int]]:
     """Three texts if there is a tokenizer, else random tokens."""
-    from transformers import AutoTokenizer
-
     from lattice_bpd_conformance.cases import random_prompts, text_prompts
 
     try:
-        return text_prompts(AutoTokenizer.from_pretrained(name))
-    except Exception:  # transformers raises many kinds for a folder without one
+        return text_prompts(found.load_tokenizer())
+    except Exception:  # many kinds for a folder without one
         print("no tokenizer: prompts are random tokens")
         return random_prompts(int(model.get_input_embeddings().weight.shape[0]))
-
-
-def _read(name: str, what: str, read: Any) -> Any:
-    """Call a loader of `transformers`, with its errors in one line."""
-    try:
-        return read()
-    except Exception as error:  # many kinds, some of many lines
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f"check: {name}: cannot read the {what} ({reason[:200]}); expected a folder that "
-            "save_pretrained wrote, or the name of a model that can be downloaded"
-        ) from error
 
 
 def _write(path: Path, model: Any, prompts: list[list[int]], verdicts: list[Any]) -> None:

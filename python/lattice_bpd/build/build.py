@@ -48,7 +48,7 @@ from lattice_bpd.draft.mixture import Gates, KnownText, ReplayResult
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.checkpoint import find_stop_tokens
-from lattice_bpd.models.head_files import TargetSample
+from lattice_bpd.models.head_files import TargetSample, name_of
 from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.head_states import StateFile
@@ -110,6 +110,9 @@ def write_folder(
     ).save(folder / "drafter.json")  # fmt: skip
 
 
+_KEPT = (
+    "own_prompts.jsonl", "responses.jsonl", "states.bin.jsonl", "states.bin", "heads.checkpoint",
+)  # fmt: skip
 _GREETING = Chat([{"role": "user", "content": "Hello"}], "a first prompt")
 _VARIED_SLOTS = 2  # of the heads, that varied texts train
 _TOP_K = 16  # candidates of each slot of the heads
@@ -143,7 +146,26 @@ def build_drafter(
     _check_folder(job.output, model)
     job.output.mkdir(parents=True, exist_ok=True)
     with locked(job.output):
+        _keep_apart(job)
         return _build(model, tokenizer, job, watcher)
+
+
+def _keep_apart(job: BuildJob) -> None:
+    """Makes the folder of what is not published, and moves there what earlier versions kept."""
+    job.kept.mkdir(exist_ok=True)
+    ignored, line = job.output / ".gitignore", f"/{job.kept.name}/"
+    known = ignored.read_text("utf-8").splitlines() if ignored.exists() else []
+    if line not in known:
+        write_text(ignored, "\n".join([*known, line, ""]))
+    for name in _KEPT:
+        old, new = job.output / name, job.kept / name
+        if old.exists() and new.exists():
+            raise FileExistsError(
+                f"build: {old} is of an earlier version, and {new} is there too; remove the one "
+                "with less in it"
+            )
+        if old.exists():
+            old.rename(new)
 
 
 def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watcher) -> BuildResult:
@@ -161,17 +183,17 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         chats = chats[: max(FEWEST_CHATS, int(share * len(chats)))]
         num_own = min(num_own, max(FEWEST_CHATS, int(share * num_own)))
         lap("probe")
-    stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
+    stops = find_stop_tokens(model, tokenizer)
     own: list[Chat] = []
     if num_own:
-        kept = ResponseStore(job.output / "own_prompts.jsonl", model, "prompts")
+        kept = ResponseStore(job.kept / "own_prompts.jsonl", model, "prompts")
         own = write_prompts(
             model, tokenizer, num_own, kept, stop_token_ids=stops, batch_size=job.batch_size,
             watcher=watcher,
         )  # fmt: skip
         chats += own
         lap("prompts")
-    states = StateFile(job.output / "states.bin", model) if job.heads else None
+    states = StateFile(job.kept / "states.bin", model) if job.heads else None
     exchanges, notes = _read_responses(model, tokenizer, chats, job, stops, states, watcher)
     lap("responses")
     places = {one.chat for one in exchanges}
@@ -224,7 +246,8 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         "fitting": len(fitting),
     }
     if job.costs is not None:
-        notes.append(f"Expected gains are those of single paths, with the times of {job.costs}.")
+        of = job.costs.name
+        notes.append(f"Expected gains are those of single paths, with the times of {of}.")
     if own:
         notes.append(f"{len(own):,} of the prompts were written by the model itself.")
     if job.chat and not tokenizer.chat_template:
@@ -239,8 +262,7 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
     lap("live decoding")
     target = f"{drafting.vocab_size:,} token ids, fingerprint {_fingerprint(model)}"
     result = BuildResult(counts, choice, accuracy, live, seconds, notes, target)
-    name = model.config.name_or_path or "a model"
-    write_text(job.output / "README.md", describe_drafter(result, name))
+    write_text(job.output / "README.md", describe_drafter(result, name_of(model) or "a model"))
     return result
 
 
@@ -281,11 +303,12 @@ def _read_responses(
             "model's responses"
         )
     if job.given:
-        notes.append(f"Responses of {', '.join(job.responses)}: {_own_share(model, exchanges)}.")
+        names = ", ".join(Path(name).name for name in job.responses)
+        notes.append(f"Responses of {names}: {_own_share(model, exchanges)}.")
     exchanges = [one._replace(chat=one.chat + len(chats)) for one in exchanges]
     if not chats:
         return exchanges, notes
-    store = ResponseStore(job.output / "responses.jsonl", model, f"greedy, stop {sorted(stops)}")
+    store = ResponseStore(job.kept / "responses.jsonl", model, f"greedy, stop {sorted(stops)}")
     server = make_server(tokenizer, job, stops)
     generated = collect_responses(
         model, tokenizer, chats, job.max_new_tokens, store, chat=job.chat,
@@ -293,7 +316,7 @@ def _read_responses(
         keep=None if states is None else states.add, watcher=watcher,
     )  # fmt: skip
     if server is not None:
-        notes.append(f"Responses of {job.server}: {_own_share(model, generated)}.")
+        notes.append(f"Responses of a server: {_own_share(model, generated)}.")
     if left_out := sum(len(one.prompt_ends()) for one in chats) - len(generated):
         reasons = {} if server is None else dict(server.skipped)
         reasons["longer than the model's positions, or after one that is left out"] = (
@@ -326,7 +349,7 @@ def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGr
             responses, job.order, vocab_size=vocab_size, smoothing="modified_kneser_ney",
             unseen="uniform",
         )  # fmt: skip
-    path, most = job.output / "own.lm", math.inf
+    path, most = job.kept / "own.lm", math.inf
     if job.max_bytes is not None:
         most = job.max_bytes / (1 + job.heads)
     lm.save(path)
@@ -334,6 +357,7 @@ def _train_lm(job: BuildJob, vocab_size: int, responses: list[list[int]]) -> NGr
         share = _BYTES_A_TURN * most / path.stat().st_size
         lm = lm.prune(prune_to=int(share * lm.num_prunable))
         lm.save(path)
+    path.unlink()
     return lm
 
 
@@ -356,7 +380,7 @@ def _train_heads(
     positions = find_positions(states, texts, chosen, options.num_slots)
     own = sum(max(0, len(responses[n]) - 1) for n in training)
     positions.labels[own:, _VARIED_SLOTS:] = -1  # they follow tokens that the target did not choose
-    checkpoint = job.output / "heads.checkpoint"
+    checkpoint = job.kept / "heads.checkpoint"
     heads = train_vocabulary_heads(model, positions, vocabulary, options, watcher, checkpoint)
     accuracy = measure_accuracy(
         model, heads, find_positions(states, responses, held_out, options.num_slots)

@@ -27,7 +27,8 @@ class BuildJob:
     """Inputs and options of `build_drafter`.
 
     Attributes:
-        output: folder of the drafter; also keeps what an interrupted run continues from.
+        output: folder of the drafter; its folder `build_files` keeps what later builds continue
+            from, which may be private.
         prompts: files, see `read_chats`.
         own_prompts: prompts that the model writes itself, to train on beside those of files;
             without files also to fit the mixture and to measure. None: 1,000 without files, else
@@ -73,6 +74,11 @@ class BuildJob:
     seconds: float | None = None
     batch_size: int = 64
     live_prompts: int = 20
+
+    @property
+    def kept(self) -> Path:
+        """The folder of what later builds continue from."""
+        return self.output / "build_files"
 
     @cached_property
     def chats(self) -> list[Chat]:

@@ -193,7 +193,7 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         job: the options.
     """
     seconds: dict[str, float] = {}
-    stops = find_stop_tokens(model, Path(tokenizer.name_or_path) / "tokenizer.json")
+    stops = find_stop_tokens(model, tokenizer)
     num_own, written = job.num_own_prompts, list[int]()
     if num_own:
         start = time.perf_counter()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lattice_bpd.build.job import BuildJob
-from lattice_bpd.cli.options import add_command, add_options, parse_size, pick
+from lattice_bpd.cli.options import add_code_option, add_command, add_options, parse_size, pick
 
 if TYPE_CHECKING:
     from lattice_bpd.build.report import Plan
@@ -52,8 +52,9 @@ def add_parser(commands: Commands) -> None:
         "of them, optionally draft heads, and the choice of what pays, in one folder.",
     )  # fmt: skip
     parser.add_argument(
-        "model", metavar="MODEL", help="directory or hub name of a causal LM of transformers"
-    )
+        "model", metavar="MODEL", help="directory or hub name (OWNER/NAME, OWNER/NAME@REVISION) of "
+        "a causal LM of transformers",
+    )  # fmt: skip
     add_options(
         parser, BuildJob, _OPTIONS,
         output={"flag": "-o --output", "metavar": "DIR", "required": True},
@@ -67,6 +68,7 @@ def add_parser(commands: Commands) -> None:
         lms={"flag": "--lm", "nargs": "+", "type": Path, "metavar": "FILE"},
         seconds={"flag": "--time", "type": _parse_time, "metavar": "TIME"},
     )  # fmt: skip
+    add_code_option(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print times and sizes, from a probe of the model"
     )
@@ -80,9 +82,9 @@ def run(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
         ImportError: an extra is missing.
     """
-    from lattice_bpd.cli.files import find_model, has_encoder_decoder, load_causal_lm, to_device
+    from lattice_bpd.cli.files import has_encoder_decoder, load_causal_lm, to_device
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-    from lattice_bpd.extensions import require
+    from lattice_bpd.pretrained import find_pretrained
 
     console = make_console()
     args.heads = args.heads or args.keep_heads
@@ -90,14 +92,14 @@ def run(args: argparse.Namespace) -> None:
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     job = BuildJob(**given)
     job.check()
-    directory = find_model(args.model)
-    if has_encoder_decoder(directory):
+    found = find_pretrained(args.model, args.trust_remote_code)
+    if has_encoder_decoder(found):
         raise ValueError(
             f"build: {args.model} is an encoder-decoder; expected a causal LM "
             "(lattice-bpd-translation decodes encoder-decoders)"
         )
-    model = to_device(load_causal_lm(directory))
-    tokenizer = require("transformers", "torch").AutoTokenizer.from_pretrained(directory)
+    model = to_device(load_causal_lm(found))
+    tokenizer = found.load_tokenizer()
     from lattice_bpd.build.build import build_drafter
     from lattice_bpd.build.report import describe_drafter, make_plan
 
@@ -108,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         result = build_drafter(model, tokenizer, job, watcher)
     except KeyboardInterrupt:
-        file = job.output / "responses.jsonl"
+        file = job.kept / "responses.jsonl"
         count = file.read_bytes().count(b"\n") if file.exists() else 0
         console.print(f"{job.output} keeps {count:,} responses; the same command continues")
         raise
@@ -116,6 +118,7 @@ def run(args: argparse.Namespace) -> None:
         watcher.close()
     console.print(describe_drafter(result, args.model))
     text = "--chat TEXT" if job.chat and tokenizer.chat_template else "--prompt TEXT"
+    text += " --trust-remote-code" if args.trust_remote_code else ""
     console.print(f"next: lattice-bpd generate {args.model} --drafter {job.output} {text}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from lattice_bpd import text_input
 from lattice_bpd.atomic_files import is_special
 from lattice_bpd.extensions import require
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.pretrained import Pretrained, find_pretrained
 from lattice_bpd.train.corpus import read_tokenizer
 from lattice_bpd.vocabulary import may_share_ids
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 
 _is_hub_name = re.compile(r"[\w.-]+/[\w.-]+").fullmatch
-_MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.lm", "block_drafter/*")
 
 
 def read_filled(path: Path) -> str:
@@ -102,9 +101,10 @@ def require_model(path: Path, option: str = "") -> None:
     """
     advice = "" if option or path.name != str(path) else ", or OWNER/NAME of the hub"
     require_folder(path, f"a causal LM of transformers{advice}", option)
-    if not (path / "config.json").is_file():
+    if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise FileNotFoundError(
-            f"{option}{path}: no config.json in this folder; expected that of a model"
+            f"{option}{path}: no config.json in this folder; expected that of a model, or the "
+            "adapter_config.json of an adapter"
         )
 
 
@@ -152,43 +152,29 @@ def check_output(
         )
 
 
-def find_model(name: str) -> Path:
-    """The directory of a model: a path, or a hub name, whose files are then downloaded.
-
-    Raises:
-        OSError: neither a directory nor the name of a model on the hub, or no network.
-    """
-    path = Path(name)
-    if path.exists() or not _is_hub_name(name):
-        return path
-    hub = require("huggingface_hub", "torch")
-    try:
-        return Path(hub.snapshot_download(name, allow_patterns=_MODEL_FILES))
-    except (OSError, ValueError) as error:  # requests and the hub's errors are OSError
-        raise FileNotFoundError(
-            f"{name}: no such directory, and the hub does not provide it ({error}); expected the "
-            "directory or the hub name of a causal LM of transformers"
-        ) from error
-
-
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer of the `tokenizers` library; as `read_tokenizer`, which sees no folders."""
-    if not path.is_file():
-        found = "is a folder" if path.is_dir() else "no such file"
-        raise FileNotFoundError(f"{path}: {found}; expected a tokenizer.json")
+    """A tokenizer of the `tokenizers` library, from a file or a model's folder."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file; expected a tokenizer.json, or its folder")
     tokenizer: Tokenizer = read_tokenizer(path)
     return tokenizer
 
 
-def load_causal_lm(path: Path) -> PreTrainedModel:
-    """A causal LM in evaluation mode: a folder of `transformers` (a blockwise model too).
+def load_causal_lm(model: Path | Pretrained, option: str = "") -> PreTrainedModel:
+    """A causal LM in evaluation mode: of `transformers` (a blockwise model too).
+
+    Args:
+        model: its folder, or OWNER/NAME on the hub; or what was found.
+        option: that named it, for messages.
 
     Raises:
         ImportError: torch or `transformers` is not installed (extra `torch`).
-        OSError: no such folder.
+        OSError: no such folder, and the hub does not provide it.
         FormatError: it is not such a model.
+        ValueError: it needs code of its own that may not run.
     """
-    require_model(path)
+    found = find_pretrained(model)
+    require_model(found.folder, option)
     require("torch", "torch")
     require("transformers", "torch")
     from lattice_bpd.cli.progress import quiet_transformers
@@ -196,7 +182,7 @@ def load_causal_lm(path: Path) -> PreTrainedModel:
     quiet_transformers()
     from lattice_bpd.models.checkpoint import load_target
 
-    return load_target(path).eval()  # type: ignore[no-untyped-call, no-any-return]
+    return load_target(found).eval()  # type: ignore[no-untyped-call, no-any-return]
 
 
 def to_device(model: Any) -> Any:
@@ -291,10 +277,9 @@ def check_folders(model: Path, heads: Path | None) -> None:
         )
 
 
-def has_encoder_decoder(directory: Path) -> bool:
-    """Whether a folder's model is an encoder-decoder, by its config.json."""
+def has_encoder_decoder(model: Path | Pretrained) -> bool:
+    """Whether a model is an encoder-decoder, by its config.json."""
     try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        return bool(config.get("is_encoder_decoder"))
-    except (OSError, ValueError, AttributeError):
+        return bool(find_pretrained(model).config.get("is_encoder_decoder"))
+    except (OSError, ValueError):
         return False  # whoever loads the model says what is wrong

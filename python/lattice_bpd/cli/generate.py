@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lattice_bpd.arguments import check_int
 from lattice_bpd.cli import files
 from lattice_bpd.cli.options import (
+    add_code_option,
     add_command,
     add_draft_options,
     add_heads_option,
@@ -21,7 +23,7 @@ from lattice_bpd.cli.options import (
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig, find_drafter_file
 from lattice_bpd.extensions import CONSTRAINTS, load_extension, require
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.text_input import parse_json, read_text
+from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 if TYPE_CHECKING:
     from lattice_bpd.build.report import PlainResult
@@ -64,9 +66,10 @@ def add_parser(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "model", metavar="MODEL",
-        help="directory or hub name of a causal LM of transformers; draft heads are in the same "
-        "directory, where there are any",
+        help="directory or hub name (OWNER/NAME, OWNER/NAME@REVISION) of a causal LM of "
+        "transformers; draft heads are in the same directory, where there are any",
     )  # fmt: skip
+    add_code_option(parser)
     add_heads_option(parser)
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", help="text to continue")
@@ -76,7 +79,9 @@ def add_parser(commands: Commands) -> None:
         help="message of a chat, instead of --prompt: MODEL's chat template is applied to it; "
         "without TEXT to --prompt or --prompt-file",
     )  # fmt: skip
-    parser.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="its folder, or a tokenizer.json (default: MODEL's own)"
+    )
     parser.add_argument(
         "--lm", type=Path,
         help="n-gram LM (default: MODEL/ngram.lm, if it exists); 'none' for none; for neural and "
@@ -84,7 +89,7 @@ def add_parser(commands: Commands) -> None:
         "directory of a small causal LM with the same tokenizer",
     )  # fmt: skip
     parser.add_argument(
-        "--draft-model", type=Path, metavar="DIR",
+        "--draft-model", metavar="MODEL",
         help="a small causal LM with the same tokenizer, for draft_model; needs "
         "lattice-bpd-drafters",
     )  # fmt: skip
@@ -125,27 +130,30 @@ def run(args: argparse.Namespace) -> None:
     """
     from lattice_bpd.cli.progress import quiet_transformers
 
-    prompt, directory, config = _check_inputs(args)
+    prompt, found, config = _check_inputs(args)
     if args.drafter is not None:
         _read_drafter(args)
-    path = args.tokenizer or directory / "tokenizer.json"
-    tokenizer = files.load_tokenizer(path)
     quiet_transformers()
-    ids = _encode_chat(prompt, directory) if args.chat else tokenizer.encode(prompt).ids
+    tokenizer = _load_tokenizer(args, found)
+    decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if args.chat:
+        ids = _encode_chat(prompt, tokenizer if args.tokenizer is None else found.load_tokenizer())
+    else:
+        ids = list(tokenizer(prompt)["input_ids"])
     if not ids:
         given = "--chat" if isinstance(args.chat, str) else "the prompt"
         raise ValueError(f"{given} is empty; expected text to continue")
-    lm = _load_lm(args, directory)
+    lm = _load_lm(args, found.folder)
     from lattice_bpd.decode import load_drafter
     from lattice_bpd.models.checkpoint import find_stop_tokens
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
-    model = _load_model(directory, args.heads or directory)
+    model = _load_model(found, args.heads or found.folder)
     if isinstance(lm, NGramLM):
-        name = str(args.lm or directory / "ngram.lm")
+        name = str(args.lm or found.folder / "ngram.lm")
         files.check_vocabulary({name: lm}, _vocab_size(model), "model")
-    ends = find_stop_tokens(model, path)
+    ends = find_stop_tokens(model, args.tokenizer or tokenizer)
     drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
     constraint = _load_constraint(args, tokenizer, _vocab_size(model), ends)
     result, plain = _decode(
@@ -154,13 +162,13 @@ def run(args: argparse.Namespace) -> None:
         max_new_tokens=args.max_new_tokens, stop_token_ids=ends, acceptance=rule,
         constraint=constraint, certificate="report" if args.certificate is not None else False,
     )  # fmt: skip
-    text = tokenizer.decode(result.token_ids)
+    text = decode(result.token_ids)
     if result.certificate is not None:
         result.certificate.save(args.certificate)
     if args.json:
         print(_as_json(text, args.strategy, str(rule), result, plain))
     else:
-        _print_text("" if args.chat else prompt, text, tokenizer.decode, result)
+        _print_text("" if args.chat else prompt, text, decode, result)
         print(_describe(result) + describe_rule(rule, result.stats))
         if plain is not None:
             print(_describe_plain(result, plain))
@@ -168,8 +176,8 @@ def run(args: argparse.Namespace) -> None:
             print(describe_certificate(result.certificate, args.certificate))
 
 
-def _check_inputs(args: argparse.Namespace) -> tuple[str, Path, DraftConfig | None]:
-    """The prompt, the model's folder, and options without --drafter; checked before torch loads."""
+def _check_inputs(args: argparse.Namespace) -> tuple[str, Pretrained, DraftConfig | None]:
+    """The prompt, the model, and options without --drafter; checked before torch loads."""
     prompt, config = _read_prompt(args), None
     if args.max_new_tokens is None:
         args.max_new_tokens = _CHAT_TOKENS if args.chat else _TOKENS
@@ -185,7 +193,8 @@ def _check_inputs(args: argparse.Namespace) -> tuple[str, Path, DraftConfig | No
         if path is not None and str(path) != "none" and not path.exists():
             raise FileNotFoundError(f"{path}: no such file or folder; check the path")
     if args.draft_model is not None:
-        files.require_model(args.draft_model, "--draft-model ")
+        args.draft_model = find_pretrained(args.draft_model, args.trust_remote_code)
+        files.require_model(args.draft_model.folder, "--draft-model ")
     if args.drafter is None:
         if args.strategy is None:
             args.strategy = DraftConfig.strategy if args.draft_model is None else "draft_model"
@@ -193,11 +202,9 @@ def _check_inputs(args: argparse.Namespace) -> tuple[str, Path, DraftConfig | No
         _check_lm(args)
     else:
         find_drafter_file(args.drafter)
-    directory = files.find_model(args.model)
-    if args.chat and directory.is_dir() and not _has_template(directory):
-        raise ValueError(f"--chat: {directory} has no chat template; give the text as --prompt")
-    files.check_folders(directory, args.heads)
-    return prompt, directory, config
+    found = find_pretrained(args.model, args.trust_remote_code)
+    files.check_folders(found.folder, args.heads)
+    return prompt, found, config
 
 
 def _read_prompt(args: argparse.Namespace) -> str:
@@ -215,19 +222,23 @@ def _read_prompt(args: argparse.Namespace) -> str:
     return files.decode_argument(text, "--chat" if is_message else "--prompt")
 
 
-def _has_template(directory: Path) -> bool:
-    """Whether a model's folder has a chat template, without loading its tokenizer."""
-    config = directory / "tokenizer_config.json"
-    known = parse_json(read_text(config), str(config), "an object") if config.is_file() else {}
-    return bool(known.get("chat_template")) or any(directory.glob("*chat_template*"))
+def _load_tokenizer(args: argparse.Namespace, model: Pretrained) -> Any:
+    """The tokenizer of --tokenizer or the model, of transformers."""
+    if args.tokenizer is None:
+        return model.load_tokenizer()
+    if args.tokenizer.is_dir():
+        return find_pretrained(args.tokenizer, args.trust_remote_code).load_tokenizer()
+    make = require("transformers", "torch").PreTrainedTokenizerFast
+    return make(tokenizer_object=files.load_tokenizer(args.tokenizer))
 
 
-def _encode_chat(message: str, directory: Path) -> list[int]:
-    """Token ids of a chat of one message, by the template of a model's folder."""
+def _encode_chat(message: str, tokenizer: Any) -> list[int]:
+    """Token ids of a chat of one message, by the template of a model's tokenizer."""
     from lattice_bpd.train.responses.prompts import encode_prompt
 
-    make = require("transformers", "torch").AutoTokenizer.from_pretrained
-    return encode_prompt(make(directory), [{"role": "user", "content": message}])
+    if not tokenizer.chat_template:
+        raise ValueError("--chat: the model has no chat template; give the text as --prompt")
+    return encode_prompt(tokenizer, [{"role": "user", "content": message}])
 
 
 def _decode(
@@ -275,14 +286,14 @@ def _read_drafter(args: argparse.Namespace) -> None:
         args.heads = path.parent
 
 
-def _load_model(directory: Path, heads: Path) -> Any:
+def _load_model(model: Pretrained, heads: Path) -> Any:
     """The BlockwiseLM of a model and its heads, if there are any, else the causal LM."""
     from lattice_bpd.models import BlockwiseLM
-    from lattice_bpd.models.checkpoint import has_heads, load_target
+    from lattice_bpd.models.checkpoint import has_heads
 
     if has_heads(heads):
-        return files.to_device(BlockwiseLM.from_pretrained(directory, heads))
-    return files.to_device(load_target(directory).eval())  # type: ignore[no-untyped-call]
+        return files.to_device(BlockwiseLM.from_pretrained(model, heads))
+    return files.to_device(files.load_causal_lm(model))
 
 
 def _vocab_size(model: Any) -> int:
@@ -298,7 +309,10 @@ def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
         return NGramLM.load(path) if is_used and path.exists() else None
     if str(path) == "none":
         return None
-    return files.to_device(files.load_causal_lm(path)) if path.is_dir() else NGramLM.load(path)
+    if not path.is_dir():
+        return NGramLM.load(path)
+    model = find_pretrained(path, args.trust_remote_code)
+    return files.to_device(files.load_causal_lm(model))
 
 
 def _check_lm(args: argparse.Namespace) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd import train
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig, check_used
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -194,6 +194,14 @@ def add_heads_option(parser: Parser) -> None:
     )  # fmt: skip
 
 
+def add_code_option(parser: Parser) -> None:
+    """Adds --trust-remote-code."""
+    parser.add_argument(
+        "--trust-remote-code", action="store_true",
+        help="run Python code that a model or tokenizer brings along; read it first",
+    )  # fmt: skip
+
+
 def add_inputs(parser: Parser, also: str = "") -> None:
     """Adds the input files of a corpus; `also` extends their description."""
     parser.add_argument(
@@ -249,56 +257,57 @@ def estimate_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_model_option(parser: Parser) -> None:
-    """Adds --model, for `use_model_vocabulary`."""
+    """Adds --model and --trust-remote-code, for `use_model_vocabulary`."""
     parser.add_argument(
-        "--model", type=Path, metavar="DIR",
-        help="folder of the model that the LM is for, instead of --tokenizer and --vocab-size: its "
-        "tokenizer.json, and the vocab_size of its config.json, which may be more than the "
-        "tokenizer's",
+        "--model",
+        help="folder or hub name of the model that the LM is for, instead of --tokenizer and "
+        "--vocab-size: its tokenizer, and the vocab_size of its config.json, which may be more "
+        "than the tokenizer's",
     )  # fmt: skip
+    add_code_option(parser)
 
 
 def use_model_vocabulary(args: argparse.Namespace) -> None:
-    """Sets --tokenizer and --vocab-size from the folder of --model, if it is given.
+    """Sets --tokenizer and --vocab-size by --model, if it is given.
 
     Raises:
-        OSError: no such folder, or it has no config.json.
+        OSError: no such folder, or it has no config.json; or the hub does not provide it.
         ValueError: config.json without a size, or options that contradict the model.
     """
     if args.model is None:
         return
-    size = _model_vocab_size(args.model)
+    model = find_pretrained(args.model, args.trust_remote_code)
+    size = _model_vocab_size(model)
     if args.vocab_size not in (None, size):
         raise ValueError(
             f"--vocab-size is {args.vocab_size}, while {args.model} has a vocabulary of {size}; "
             "leave out --vocab-size, or --model"
         )
     args.vocab_size = size
-    own = args.model / "tokenizer.json"
-    if not own.is_file():
-        return  # token ids need none; for text the corpus asks for --tokenizer
+    own = model.folder / "tokenizer.json"
     given = None if args.tokenizer is None else Path(args.tokenizer).resolve()
-    if given not in (None, own.resolve(), args.model.resolve()):
+    if given is None or given in (own.resolve(), model.folder.resolve()):
+        args.tokenizer = model
+    elif own.is_file() or model.revision is not None:
         raise ValueError(
             f"--tokenizer is {args.tokenizer}, while {args.model} has a tokenizer.json; leave out "
             "--tokenizer, or give --vocab-size instead of --model"
         )
-    args.tokenizer = str(own)
 
 
-def _model_vocab_size(model: Path) -> int:
+def _model_vocab_size(model: Pretrained) -> int:
     """The vocab_size of a model's config.json, in its text_config where it has one there."""
-    from lattice_bpd.cli.files import require_folder
+    from lattice_bpd.cli.files import require_model
 
-    require_folder(model, "a model", "--model ")
-    path = model / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); copy the file again") from error
-    parts = (config.get("text_config"), config) if isinstance(config, dict) else ()
-    for part in parts:
+    require_model(model.folder, "--model ")
+    config = model.config
+    if not config and model.base is not None:
+        return _model_vocab_size(find_pretrained(model.base))
+    for part in (config.get("text_config"), config):
         size = part.get("vocab_size") if isinstance(part, dict) else None
         if isinstance(size, int) and not isinstance(size, bool) and size > 0:
             return size
-    raise ValueError(f"{path} has no vocab_size; give --tokenizer and --vocab-size, not --model")
+    raise ValueError(
+        f"{model.folder / 'config.json'} has no vocab_size; give --tokenizer and --vocab-size, not "
+        "--model"
+    )

@@ -30,6 +30,7 @@ from lattice_bpd.models.lm_call import (
     unwrap_model,
 )
 from lattice_bpd.models.sources import check_heads
+from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -221,12 +222,15 @@ class BlockwiseLM(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, directory: str | Path, heads_directory: str | Path | None = None, **options: Any
+        cls,
+        directory: str | Path | Pretrained,
+        heads_directory: str | Path | None = None,
+        **options: Any,
     ) -> Self:
         """Read what `save_pretrained` wrote, in evaluation mode, on the CPU.
 
         Args:
-            directory: a blockwise model.
+            directory: a blockwise model, as `find_pretrained` takes and returns it.
             heads_directory: folder of the heads, if they are not in `directory`.
             options: passed to `AutoModelForCausalLM.from_pretrained`, such as dtype or
                 attn_implementation.
@@ -234,8 +238,9 @@ class BlockwiseLM(nn.Module):
         Raises:
             FormatError: a file is missing, cut, altered or of another format version.
         """
-        heads = load_heads(directory if heads_directory is None else heads_directory)
-        model = cls(load_target(Path(directory), **options), heads=heads)
+        found = find_pretrained(directory, options.pop("trust_remote_code", False))
+        heads = load_heads(found.folder if heads_directory is None else heads_directory)
+        model = cls(load_target(found, **options), heads=heads)
         model.eval()
         return model
 

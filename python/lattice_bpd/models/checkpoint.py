@@ -18,13 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
@@ -36,6 +30,7 @@ from lattice_bpd.models.heads import (
     plain_output_embedding,
     save_first_head,
 )
+from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 _OWN_HEADS: tuple[type[SavedHeads], ...] = (BlockwiseHeads, VocabularyHeads)
 HEAD_SOURCES = (
@@ -224,28 +219,26 @@ def _save_heads(heads: Any, directory: Path, base: PreTrainedModel | None = None
         heads.save_pretrained(directory, base)
 
 
-def load_target(directory: Path, **options: Any) -> PreTrainedModel:
-    """A causal LM from local files, with head 1's network if the directory has one.
+def load_target(model: str | Path | Pretrained, **options: Any) -> PreTrainedModel:
+    """A causal LM, with head 1's network if its folder has one.
 
-    Options are passed to `transformers`.
+    Args:
+        model: as `find_pretrained` takes and returns it.
+        options: of `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
+        ImportError: something that the model needs is not installed.
         FormatError: a file is missing, cut or altered.
+        OSError: the hub does not provide it.
+        ValueError: it needs code of its own, without trust_remote_code.
     """
-    try:
-        base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            directory, local_files_only=True, **options
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise FormatError(
-            f"{directory}: the model cannot be read ({error}); expected the files that "
-            "save_pretrained wrote; save or train the model again"
-        ) from error
-    load_first_head(base, directory)
+    found = find_pretrained(model, options.pop("trust_remote_code", False))
+    base: PreTrainedModel = found.load_model(**options)
+    load_first_head(base, found.folder)
     return base
 
 
-def find_stop_tokens(model: Any, tokenizer: Path | None = None) -> frozenset[int]:
+def find_stop_tokens(model: Any, tokenizer: Any = None) -> frozenset[int]:
     """The tokens that end a text: those of the first source that names any.
 
     The sources are the model's generation config, which `model.generate` reads; its config; and the
@@ -253,7 +246,7 @@ def find_stop_tokens(model: Any, tokenizer: Path | None = None) -> frozenset[int
 
     Args:
         model: a causal LM or an encoder-decoder of `transformers`, or a BlockwiseLM.
-        tokenizer: the tokenizer's file, with its tokenizer_config.json in the same folder.
+        tokenizer: of transformers; or its folder, or its file there, a Path.
 
     Returns:
         Token ids, 0..V-1; none if no source names any.
@@ -266,7 +259,9 @@ def find_stop_tokens(model: Any, tokenizer: Path | None = None) -> frozenset[int
         if ends is not None:
             break
     else:
-        ends = None if tokenizer is None else _read_eos(tokenizer.parent)
+        ends = getattr(tokenizer, "eos_token_id", None)
+        if isinstance(tokenizer, Path):
+            ends = _read_eos(tokenizer if tokenizer.is_dir() else tokenizer.parent)
     if ends is None:
         return frozenset()
     limit = getattr(text_config, "vocab_size", None)

@@ -8,6 +8,7 @@ complete. A sample of the target's weights tells whether it is the one that head
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import warnings
 import zlib
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -59,7 +61,7 @@ class TargetSample:
         matrices = _matrices_of(target)
         names = sorted(matrices, key=lambda name: zlib.crc32(name.encode()))[:_NUM_MATRICES]
         values = {name: _sample(matrices[name]) for name in names}
-        return cls(_name_of(target), values) if values else None
+        return cls(name_of(target), values) if values else None
 
     @classmethod
     def from_json(cls, content: Any, path: Path) -> TargetSample | None:
@@ -126,7 +128,7 @@ def warn_of_other_target(heads: Any, target: nn.Module, where: str) -> None:
     if differing := sample.find_differences(target):
         warnings.warn(
             f"{where}: the heads were trained on {sample.name or 'a model'!r}, and the weights of "
-            f"{_name_of(target) or 'this model'!r} differ from it: in {len(differing)} of "
+            f"{name_of(target) or 'this model'!r} differ from it: in {len(differing)} of "
             f"{len(sample.values)} sampled matrices, such as {differing[0]}. The output stays the "
             "model's own, but fewer draft tokens are accepted; decode with the model that the "
             "heads were trained on, or train heads on this one (lattice-bpd heads train --base)",
@@ -166,10 +168,31 @@ def _after_casts(values: Tensor) -> tuple[Tensor, Tensor]:
     return (values - change).bfloat16(), (values + change).bfloat16()
 
 
-def _name_of(target: nn.Module) -> str:
+def name_of(target: nn.Module) -> str:
     """The name of a hub model; of a local folder the last part only, since the path is private."""
     name = str(getattr(target, "name_or_path", "") or "")
-    return Path(name).resolve().name if name and Path(name).exists() else name
+    cached = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?$", name)
+    if cached:
+        return f"{cached[1]}/{cached[2]}"
+    is_path = len(Path(name).parts) > 2 or Path(name).is_absolute() or Path(name).exists()
+    return Path(name).resolve().name if name and is_path else name
+
+
+def identify(target: nn.Module) -> list[Any]:
+    """What stands for a target in files that builds keep, as JSON.
+
+    Returns:
+        The sample of its weights; then what earlier versions wrote, which took a name too: that of
+        the target or, of a model of the hub, of the folder in the cache.
+    """
+    sample = TargetSample.of(target)
+    if sample is None:
+        return [None]
+    content, names = sample.to_json(), [sample.name]
+    if "/" in sample.name:
+        file = try_to_load_from_cache(sample.name, "config.json")
+        names += [Path(file).parent.name] if isinstance(file, str) else []
+    return [content["weights"], *({**content, "name": name} for name in names)]
 
 
 Heads = TypeVar("Heads", bound=nn.Module)

@@ -13,6 +13,7 @@ import numpy as np
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import require
+from lattice_bpd.pretrained import Pretrained, find_pretrained
 from lattice_bpd.text_input import STANDARD_INPUT, Meter, read_bytes, refuse_foreign
 from lattice_bpd.token_ids import Int32Array, Int64Array
 from lattice_bpd.train.text_files import Boundaries, Piece, is_id_file, read_ids, read_pieces
@@ -47,8 +48,10 @@ class UnknownWordError(ValueError):
         self.text_index, self.line, self.word = text_index, line, word
 
 
-def load_encoder(tokenizer: str, *, merges: str | None = None, threads: int = 0) -> Encoder:
-    """Loads a tokenizer from a file whose name determines its kind.
+def load_encoder(
+    tokenizer: str | Pretrained, *, merges: str | None = None, threads: int = 0
+) -> Encoder:
+    """Loads a tokenizer: a model's, or from a file whose name determines its kind.
 
     Args:
         tokenizer: one of: a tokenizer.json of the tokenizers library; with `merges`, a GPT-2 style
@@ -65,6 +68,8 @@ def load_encoder(tokenizer: str, *, merges: str | None = None, threads: int = 0)
         FormatError: a file is not a tokenizer.
         ValueError: the name does not determine the kind.
     """
+    if isinstance(tokenizer, Pretrained):
+        return ModelEncoder(tokenizer)
     path = Path(tokenizer)
     if path.is_dir():
         path = _find_in_folder(path)
@@ -104,16 +109,25 @@ def read_tokenizer(path: Path, merges: Path | None = None) -> Any:
     """A tokenizer of the `tokenizers` library, without padding and truncation.
 
     Args:
-        path: a tokenizer.json; or a vocab.json, if merges are given.
+        path: a tokenizer.json; or a vocab.json, if merges are given; or a model's folder.
         merges: GPT-2's byte-level BPE: the file with the merges.
 
     Raises:
         ImportError: `tokenizers` is not installed (extra `train`).
         OSError: no such file.
-        FormatError: the file is not a tokenizer.
+        FormatError: the file is not a tokenizer, or the folder has one in Python code.
     """
     library = require("tokenizers", "train")
-    data = read_bytes(path)
+    if path.is_dir():
+        made = find_pretrained(path).load_tokenizer()
+        if not hasattr(made, "backend_tokenizer"):
+            raise FormatError(
+                f"{path}: the tokenizer is {type(made).__name__}, which is Python code; expected "
+                "one of the tokenizers library"
+            )
+        data = made.backend_tokenizer.to_str().encode()
+    else:
+        data = read_bytes(path)
     if merges is not None:
         refuse_foreign(merges)
     try:
@@ -150,6 +164,24 @@ class BpeEncoder:
         """See Encoder."""
         encodings = self._encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+
+class ModelEncoder:
+    """The tokenizer of a model as transformers makes it, of any kind.
+
+    Args:
+        model: whose tokenizer it is.
+    """
+
+    def __init__(self, model: Pretrained) -> None:
+        self.name = model.name
+        self._tokenizer = model.load_tokenizer()
+        self.vocab_size: int = len(self._tokenizer)
+
+    def encode(self, texts: Sequence[str]) -> list[Int32Array]:
+        """See Encoder."""
+        encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
+        return [np.array(ids, np.int32) for ids in encoded["input_ids"]]
 
 
 class SentencePieceEncoder:
@@ -250,7 +282,7 @@ class Corpus:
             decompressed, .jsonl has an object on each line. Token ids: .npy and .bin. From
             folders, also below them: .txt, .text, .md, .jsonl, .ndjson (.gz, .zst), .npy, .bin.
         tokenizer: tokenizer.json, vocab.json with its merges, a SentencePiece .model, or a
-            vocabulary .txt for text that is split at white space; token ids need none.
+            vocabulary .txt for text that is split at white space; or a model. Token ids need none.
         merges: file of the merges of a GPT-2 style vocab.json; None: merges.txt or vocab.bpe in
             the same folder.
         vocab_size: number of token ids. None: the tokenizer's.
@@ -264,7 +296,7 @@ class Corpus:
     """
 
     inputs: Sequence[StrPath]
-    tokenizer: StrPath | None = None
+    tokenizer: StrPath | Pretrained | None = None
     merges: StrPath | None = None
     vocab_size: int | None = None
     boundaries: Boundaries = "document"
@@ -289,7 +321,10 @@ class Corpus:
         self.meter = Meter()
         self.files = _find_files([os.fspath(name) for name in self.inputs])
         self.encoder: Encoder | None = None
-        if self.tokenizer is not None:
+        if isinstance(self.tokenizer, Pretrained):
+            if not all(map(is_id_file, self.files)):
+                self.encoder = load_encoder(self.tokenizer)
+        elif self.tokenizer is not None:
             merges = os.fspath(self.merges) if self.merges is not None else None
             tokenizer = os.fspath(self.tokenizer)
             self.encoder = load_encoder(tokenizer, merges=merges, threads=self.threads)

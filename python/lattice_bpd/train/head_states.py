@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.head_files import TargetSample
+from lattice_bpd.models.head_files import identify
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.watcher import Watcher
@@ -60,15 +60,14 @@ class StateFile:
         self._model = model
         weight = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
         self._width = int(weight.shape[1])
-        sample = TargetSample.of(model)
-        target = [self._width, None if sample is None else sample.to_json()]
-        head = json.dumps(hashlib.sha256(json.dumps(target).encode()).hexdigest())
+        targets = [json.dumps([self._width, one]).encode() for one in identify(model)]
+        heads = [json.dumps(hashlib.sha256(target).hexdigest()) for target in targets]
         self._starts: dict[str, int] = {}
         self._count = 0
         lines = self._index.read_text(encoding="utf-8").splitlines() if self._index.exists() else []
-        kept = [head]
+        kept = heads[:1]  # others are of earlier versions
         size = path.stat().st_size // (2 * self._width) if path.exists() else 0
-        for line in lines[1:] if lines[:1] == [head] else []:
+        for line in lines[1:] if lines and lines[0] in heads else []:
             try:
                 key, rows = json.loads(line)
             except ValueError:

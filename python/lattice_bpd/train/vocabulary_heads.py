@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.head_files import TargetSample
+from lattice_bpd.models.head_files import identify
 from lattice_bpd.models.heads import VocabularyHeads, take_rows
 from lattice_bpd.models.linear import has_fast_bfloat16, linear
 from lattice_bpd.token_ids import Int64Array
@@ -205,8 +205,10 @@ def train_vocabulary_heads(
 
     weights, report = dict(heads.named_parameters()), TrainReport(0, steps)
     adamw = torch.optim.AdamW(weights.values(), _RATE, (0.9, 0.95), weight_decay=_DECAY, fused=True)
-    key = _key(model, positions, token_ids, options)
-    trainer = Trainer(weights, [adamw], report, backward, _WARMUP, key=key, where=where)
+    key, *earlier = _keys(model, positions, token_ids, options)
+    trainer = Trainer(
+        weights, [adamw], report, backward, _WARMUP, key=key, other_keys=earlier, where=where
+    )
 
     def describe(losses: dict[int, float]) -> str:
         return f"loss {losses[1]:.3f}, {report.steps_per_second * size:,.0f} positions/s"
@@ -264,14 +266,13 @@ def _cross_entropy(
     return float(total) / count, gradients / count
 
 
-def _key(
+def _keys(
     model: PreTrainedModel, positions: Positions, token_ids: Sequence[int], options: object
-) -> str:
-    """A hash of the target, the texts, the draft vocabulary and the options."""
-    sample = TargetSample.of(model)
-    content = ("distributions", _DECAY, sample and sample.to_json(), list(token_ids), options)
-    tensors = [tensor.numpy().tobytes() for tensor in positions[1:]]
-    return hashlib.sha256(b"".join([repr(content).encode(), *tensors])).hexdigest()
+) -> list[str]:
+    """A hash of the target, the texts, the draft vocabulary and the options; see `identify`."""
+    tensors = b"".join(tensor.numpy().tobytes() for tensor in positions[1:])
+    contents = [("distributions", _DECAY, one, list(token_ids), options) for one in identify(model)]
+    return [hashlib.sha256(repr(one).encode() + tensors).hexdigest() for one in contents]
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.models.head_files import TargetSample
+from lattice_bpd.models.head_files import identify
 
 
 class ResponseStore:
@@ -37,19 +37,18 @@ class ResponseStore:
 
     def __init__(self, path: Path, model: nn.Module, settings: str = "") -> None:
         self.path = path
-        sample = TargetSample.of(model)
-        weights = None if sample is None else sample.to_json()
-        self._salt = json.dumps([weights, settings], sort_keys=True)
+        self._salts = [json.dumps([one, settings], sort_keys=True) for one in identify(model)]
         self._responses: dict[str, tuple[list[int], float]] = {}
         for line in _read_lines(path):
             self._responses[line["key"]] = line["response"], line["limit"]
 
     def get(self, prompt: Sequence[int], max_new_tokens: int) -> list[int] | None:
         """The response to a prompt, cut to `max_new_tokens`; None if it is not known that far."""
-        response, limit = self._responses.get(self._key(prompt), ([], 0))
-        if limit < max_new_tokens:
-            return None
-        return response[:max_new_tokens]
+        for salt in self._salts:  # later ones are of earlier versions
+            response, limit = self._responses.get(_key(salt, prompt), ([], 0))
+            if limit >= max_new_tokens:
+                return response[:max_new_tokens]
+        return None
 
     def add(
         self, prompt: Sequence[int], response: Sequence[int], *, ended: bool, limit: int
@@ -65,7 +64,7 @@ class ResponseStore:
         Raises:
             OSError: it cannot be written; what was written before is kept.
         """
-        key = self._key(prompt)
+        key = _key(self._salts[0], prompt)
         line = {
             "key": key, "prompt": list(prompt), "response": list(response), "ended": ended,
             "limit": limit,
@@ -81,9 +80,10 @@ class ResponseStore:
                 raise
         self._responses[key] = list(response), math.inf if ended else limit
 
-    def _key(self, prompt: Sequence[int]) -> str:
-        text = f"{self._salt} {' '.join(map(str, prompt))}"
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+def _key(salt: str, prompt: Sequence[int]) -> str:
+    text = f"{salt} {' '.join(map(str, prompt))}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from lattice_bpd_kim2024.cli.evaluate_options import (
     add_stop_tokens,
     check_numbers,
     find_folders,
+    find_tokenizer,
     load_folders,
     load_lms,
     load_rescorers,
@@ -200,7 +201,7 @@ def _user_source(args: argparse.Namespace) -> Source:
     from lattice_bpd_kim2024.tasks import find_task
 
     folders = find_folders(args.model, args.heads)
-    path = args.tokenizer or args.model / "tokenizer.json"
+    path = find_tokenizer(args)
     tokenizer = load_tokenizer(path)
     record = make_record_options(args)
     prompts = {

@@ -25,7 +25,7 @@ TEXT_LIMIT = "the first N texts of each task"
 def add_recording_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of decoding and recording prompts."""
     group = parser.add_argument_group("recording")
-    group.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
+    group.add_argument("--tokenizer", type=Path, help="or its folder (default: MODEL's own)")
     group.add_argument("--limit", type=int, metavar="N", help="the first N examples of each file")
     group.add_argument("--field", help="field with the text, for task jsonl")
     group.add_argument("--max-new-tokens", type=int, default=64, metavar="M", help="default 64")
@@ -141,6 +141,12 @@ def find_folders(model: Path, heads: Path | None) -> ModelFolders:
             "folder that `lattice-bpd heads train` wrote without --heads-only"
         )
     return ModelFolders(model, heads, has_encoder_decoder(model))
+
+
+def find_tokenizer(args: argparse.Namespace) -> Path:
+    """--tokenizer; or the model's tokenizer.json, or its folder with a tokenizer of other files."""
+    own: Path = args.model / "tokenizer.json"
+    return args.tokenizer or (own if own.is_file() else args.model)
 
 
 def load_folders(folders: ModelFolders) -> Any:

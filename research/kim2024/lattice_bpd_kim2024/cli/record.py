@@ -10,6 +10,7 @@ from lattice_bpd_kim2024.cli.evaluate_options import (
     add_recording_options,
     add_stop_tokens,
     find_folders,
+    find_tokenizer,
     load_folders,
     make_record_options,
     read_prompts,
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd_kim2024.record.write import TextProgress, write_record
 
     folders = find_folders(args.model, args.heads)
-    path = args.tokenizer or args.model / "tokenizer.json"
+    path = find_tokenizer(args)
     tokenizer = load_tokenizer(path)
     options = make_record_options(args)
     prompts = read_prompts(args.task, args.data, args, tokenizer)

@@ -7,7 +7,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd_kim2024.cli.evaluate_options import check_numbers, parse_list, read_prompts
+from lattice_bpd_kim2024.cli.evaluate_options import (
+    check_numbers,
+    find_tokenizer,
+    parse_list,
+    read_prompts,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -49,7 +54,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--draft-lengths", default="1,2,4,8", metavar="G,..", help="default 1,2,4,8"
     )
-    parser.add_argument("--tokenizer", type=Path, help="default: MODEL/tokenizer.json")
+    parser.add_argument("--tokenizer", type=Path, help="or its folder (default: MODEL's own)")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N examples of the file")
     parser.add_argument("--field", help="field with the text, for task jsonl")
     parser.add_argument("--prompt-tokens", type=int, metavar="T", help="of task text (default 48)")
@@ -75,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     for rule in rules:
         if not isinstance(rule, (Rejection, Sampled)):
             raise ValueError(f"--accept: {rule} does not sample; expected rejection:.. or sampled:")
-    path = args.tokenizer or args.model / "tokenizer.json"
+    path = find_tokenizer(args)
     tokenizer = load_tokenizer(path)
     prompts = [prompt.token_ids for prompt in read_prompts(args.task, args.data, args, tokenizer)]
     model, draft_model = load_causal_lm(args.model), load_causal_lm(args.draft_model)
