@@ -88,7 +88,12 @@ class OpenAIServer:
         return self._model
 
     def complete(
-        self, prompt: str | Sequence[Mapping[str, Any]], max_tokens: int, *, logprobs: int = 0
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        *,
+        logprobs: int = 0,
+        fields: Mapping[str, Any] | None = None,
     ) -> Completion:
         """The greedy answer to a prompt.
 
@@ -97,11 +102,13 @@ class OpenAIServer:
                 chat template.
             max_tokens: the longest answer.
             logprobs: best tokens to return at each position; 0: none.
+            fields: others of the request, such as the tools of a chat.
 
         Raises:
             ServerError: no answer after several tries, or a refusal.
         """
         body = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, "stream": False}
+        body |= fields or {}
         if isinstance(prompt, str):
             body |= {"prompt": prompt} | ({"logprobs": logprobs} if logprobs else {})
             return self._read("/v1/completions", body, _read_text)

@@ -17,7 +17,7 @@ from lattice_bpd.build.build import build_drafter
 from lattice_bpd.build.job import BuildJob
 from lattice_bpd.build.report import make_plan
 from lattice_bpd.train.responses.collect import collect_responses
-from lattice_bpd.train.responses.prompts import Chat
+from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.watcher import Watcher
 from target_models import VOCAB

@@ -16,6 +16,7 @@ from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
 from lattice_bpd.train.responses import generation
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
+from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.train.responses.prompts import encode_prompt, read_chats
 from lattice_bpd.train.responses.store import ResponseStore
@@ -254,7 +255,8 @@ def test_formats_of_prompts(kind: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     chats = read_chats(str(tmp_path / name))
     turns = [{"role": "user", "content": text} for text in ("Hi", "Who?")]
-    assert [chat.messages for chat in chats] == [CHAT] * 5 + [turns] + [turns[:1]] * 4
+    expected = [CHAT, CHAT, CHAT, PARTS, CHAT, turns, *[turns[:1]] * 4]
+    assert [chat.messages for chat in chats] == expected
     assert [chat.prompt_ends() for chat in chats] == [[2, 4]] * 5 + [[1, 2]] + [[1]] * 4
 
 
@@ -284,7 +286,7 @@ def test_responses_that_exist_already(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.jsonl", '{"question": "Hi"}', "record 1: no prompt in an object with question"),
+        ("a.jsonl", '{"title": "Hi"}', "record 1: no prompt in an object with title"),
         ("a.jsonl", '"Hi"\n{"messages": [{"role": "user"}]}', "a.jsonl, line 2: a message"),
         ("a.json", '[{"conversations": [{"from": "humann", "value": "x"}]}]', "role 'humann'"),
         ("a.jsonl", '"Hi"\n7', "a.jsonl, line 2: no prompt in 7"),
@@ -301,18 +303,12 @@ def test_errors_of_prompts(name: str, text: str, message: str, tmp_path: Path) -
 
 def test_the_chat_template_is_used_where_there_is_one() -> None:
     hi = [{"role": "user", "content": "Hi"}]
-    with_system = [{"role": "system", "content": "Be brief."}, *hi]
-    assert encode_prompt(chat_tokenizer(), hi) == [2, 4, 3]
-    assert encode_prompt(chat_tokenizer(), hi, chat=False) == [4]
-    assert encode_prompt(chat_tokenizer(None), hi) == [4]
-    # a template without system messages gets them in the first message of the user
-    assert encode_prompt(chat_tokenizer(), with_system) == [2, 6, 7, 4, 3]
-    # a text that the template was applied to before is left as it is
-    formatted = [{"role": "user", "content": "<user> Hi <|end|> <assistant>"}]
-    assert encode_prompt(chat_tokenizer(), formatted) == [2, 4, 1, 3]
-    refusing = chat_tokenizer("{{ raise_exception('not these') }}")
-    with pytest.raises(ValueError, match=r"line 3: the model's chat template refuses .*not these"):
-        encode_prompt(refusing, hi, "line 3")
+    assert encode_prompt(chat_tokenizer(), Chat(hi)) == [2, 4, 3]
+    assert encode_prompt(chat_tokenizer(), Chat(hi), chat=False) == [4]
+    assert encode_prompt(chat_tokenizer(None), Chat(hi)) == [4]
+    with_system = Chat([{"role": "system", "content": "Be brief."}, *hi], "line 3")
+    with pytest.raises(ValueError, match=r"line 3: the model's chat template refuses .*no system"):
+        encode_prompt(chat_tokenizer(), with_system)
 
 
 def test_responses_of_several_turns(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 134, "lines": 25_230, "public names": 95}
+LIMITS = {"files": 140, "lines": 26_200, "public names": 95}
 OPTIONS = 125
 STEP = {"files": 9, "lines": 2_000, "functions": 41}  # by what a step measures
 

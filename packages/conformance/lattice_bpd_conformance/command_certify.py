@@ -175,14 +175,13 @@ def _compare_servers(args: argparse.Namespace) -> None:
 
 
 def _read_prompts(args: argparse.Namespace) -> list[Prompt]:
-    from lattice_bpd.train.responses.prompts import read_chats
+    from lattice_bpd.train.responses.prompts import join_texts, read_chats
 
     prompts: list[Prompt] = []
     for file in args.prompts:
         for chat in read_chats(file):
             messages = chat.messages[: chat.prompt_ends()[0]]
-            texts = [str(one["content"]) for one in messages]
-            prompts.append("\n\n".join(texts) if args.no_chat else messages)
+            prompts.append(join_texts(messages) if args.no_chat else messages)
     return prompts
 
 

@@ -58,7 +58,14 @@ from lattice_bpd.train.responses.collect import (
     read_responses,
     write_prompts,
 )
-from lattice_bpd.train.responses.prompts import Chat, encode_prompt
+from lattice_bpd.train.responses.formats import Chat
+from lattice_bpd.train.responses.prompts import (
+    Skipped,
+    describe_skipped,
+    encode_prompt,
+    find_problem,
+    find_usable,
+)
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.train.vocabulary_heads import (
     VocabularyHeadsOptions,
@@ -175,8 +182,10 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         nonlocal last
         seconds[stage], last = time.perf_counter() - last, time.perf_counter()
 
-    chats = [job.chats[n] for n in np.random.default_rng(0).permutation(len(job.chats))]
-    drafting = _check_drafting(model, tokenizer, [*chats, *job.given, _GREETING][0], job)
+    chats, notes = find_usable(tokenizer, job.chats, job.skipped[0], chat=job.chat)
+    job.check_count(len(chats))
+    chats = [chats[n] for n in np.random.default_rng(0).permutation(len(chats))]
+    drafting = _check_drafting(model, tokenizer, [*chats, _GREETING][0], job)
     num_own = job.num_own_prompts
     if job.seconds is not None and (chats or num_own):
         share = min(1.0, make_plan(model, tokenizer, chats, job).count_fitting(job.seconds))
@@ -194,7 +203,8 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         chats += own
         lap("prompts")
     states = StateFile(job.kept / "states.bin", model) if job.heads else None
-    exchanges, notes = _read_responses(model, tokenizer, chats, job, stops, states, watcher)
+    exchanges, more = _read_responses(model, tokenizer, chats, job, stops, states, watcher)
+    notes += more
     lap("responses")
     places = {one.chat for one in exchanges}
     training, fitting, held_out = (
@@ -292,11 +302,14 @@ def _read_responses(
     stops: frozenset[int], states: StateFile | None, watcher: Watcher,
 ) -> tuple[list[Exchange], list[str]]:  # fmt: skip
     """Responses to `chats`, generated or stored, those that the job has, and notes on both."""
-    notes = []
+    notes, skipped = list[str](), list[Skipped]()
     exchanges = read_responses(
         tokenizer, job.given, chat=job.chat, stop_token_ids=stops,
-        max_positions=find_max_positions(model.config.get_text_config()),
+        max_positions=find_max_positions(model.config.get_text_config()), skipped=skipped,
     )  # fmt: skip
+    if problem := find_problem(skipped, len(exchanges)):
+        raise ValueError(f"{problem}; leave them out")
+    notes += describe_skipped([*job.skipped[1], *skipped], len(exchanges), "responses")
     if job.given and not exchanges:
         raise ValueError(
             f"{', '.join(job.responses)}: no response that fits; expected conversations with the "
@@ -404,9 +417,7 @@ def _check_drafting(
     model: PreTrainedModel, tokenizer: Any, chat: Chat, job: BuildJob
 ) -> DraftingModel:
     """Raises ValueError for a model that refuses drafting, before anything is generated."""
-    prompt = encode_prompt(
-        tokenizer, chat.messages[: chat.prompt_ends()[0]], chat.location, chat=job.chat
-    )
+    prompt = encode_prompt(tokenizer, next(chat.prompts()), chat=job.chat)
     try:
         drafting = DraftingModel(model)
         drafting.require_causal("build")

@@ -15,7 +15,8 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.build.bootstrap import FEWEST_TEXTS
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.text_input import read_text
-from lattice_bpd.train.responses.prompts import Chat, read_chats
+from lattice_bpd.train.responses.formats import Chat
+from lattice_bpd.train.responses.prompts import Skipped, read_chats
 
 FEWEST_CHATS = 3  # one each to train on, to fit the gates to and to measure
 _OWN_PROMPTS = 1_000  # where no others are given
@@ -81,14 +82,19 @@ class BuildJob:
         return self.output / "build_files"
 
     @cached_property
+    def skipped(self) -> tuple[list[Skipped], list[Skipped]]:
+        """The records of `prompts` and of `responses` that are no conversations."""
+        return [], []
+
+    @cached_property
     def chats(self) -> list[Chat]:
         """The conversations of `prompts`."""
-        return [chat for file in self.prompts for chat in read_chats(file)]
+        return [chat for file in self.prompts for chat in read_chats(file, self.skipped[0])]
 
     @cached_property
     def given(self) -> list[Chat]:
         """The conversations of `responses`."""
-        return [chat for file in self.responses for chat in read_chats(file)]
+        return [chat for file in self.responses for chat in read_chats(file, self.skipped[1])]
 
     @property
     def num_own_prompts(self) -> int:
@@ -127,13 +133,17 @@ class BuildJob:
             if value is not None and not 0 < value <= most:
                 upper = "" if most == math.inf else f", at most {most}"
                 raise ValueError(f"build: --{option} is {value}; expected more than 0{upper}")
-        if (count := len(self.chats) + len(self.given) + self.num_own_prompts) < FEWEST_CHATS:
+        self.check_count(len(self.chats))
+        _ = self.given_lms, self.given_costs
+
+    def check_count(self, chats: int) -> None:
+        """Raises ValueError where so many conversations of `prompts` are too few."""
+        if (count := chats + len(self.given) + self.num_own_prompts) < FEWEST_CHATS:
             raise ValueError(
                 f"build: found {count} prompts; expected {FEWEST_CHATS} or more in --prompts FILE "
                 "or --responses FILE, or by --own-prompts: to train on, to fit the mixture to and "
                 "to measure"
             )
-        _ = self.given_lms, self.given_costs
 
 
 def split_chats(

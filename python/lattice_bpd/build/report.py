@@ -25,8 +25,9 @@ from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.openai_server import OpenAIServer
 from lattice_bpd.train.responses.collect import Exchange, write_prompts
+from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.generation import count_rows, generate_responses
-from lattice_bpd.train.responses.prompts import Chat, encode_prompt
+from lattice_bpd.train.responses.prompts import encode_prompt
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.train.vocabulary_heads import (
@@ -207,8 +208,8 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         share = num_own / len(own)
         seconds["prompts"] = share * (time.perf_counter() - start)
         chats = [*chats, *(own * math.ceil(share))[:num_own]]
-    turns = [(chat.messages[:end], chat.location) for chat in chats for end in chat.prompt_ends()]
-    encoded = [(encode_prompt(tokenizer, *turn, chat=job.chat), turn[0]) for turn in turns]
+    turns = [turn for chat in chats for turn in chat.prompts()]
+    encoded = [(encode_prompt(tokenizer, turn, chat=job.chat), turn) for turn in turns]
     limit = find_max_positions(model.config.get_text_config())
     fitting = [one for one in encoded if limit is None or len(one[0]) < limit]
     if not fitting:

@@ -26,11 +26,12 @@ _EPILOG = """examples:
   lattice-bpd build MODEL --prompts chats.json more.txt --heads --time 40m -o my-drafter
   lattice-bpd generate MODEL --drafter my-drafter --chat 'Write a poem about bees'
 
-Prompts: .jsonl or .json with messages, conversations (ShareGPT), turns, prompt or text, or strings;
-any other file is plain text with a prompt per paragraph. Use prompts like those that the model will
-get: 500 or more; without any a chat model writes 1,000 itself. The model answers them, an n-gram LM
-(and heads) learn from its answers, and what does not raise tokens/s on held-out prompts is left
-out. After Ctrl-C the same command continues.
+Prompts: .jsonl or .json with messages, conversations (ShareGPT), prompt, instruction (Alpaca),
+question, chosen (preferences), OpenAI batch files and others (docs/build.md), or strings; any other
+file is plain text with a prompt per paragraph. Use prompts like those that the model will get: 500
+or more; without any a chat model writes 1,000 itself. The model answers them, an n-gram LM (and
+heads) learn from its answers, and what does not raise tokens/s on held-out prompts is left out.
+After Ctrl-C the same command continues.
 """
 _TITLES = {
     "prompts": "prompts by the model",
@@ -102,9 +103,12 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = found.load_tokenizer()
     from lattice_bpd.build.build import build_drafter
     from lattice_bpd.build.report import describe_drafter, make_plan
+    from lattice_bpd.train.responses.prompts import find_usable
 
     if args.dry_run:
-        console.print(_describe_plan(make_plan(model, tokenizer, job.chats, job)))
+        chats, notes = find_usable(tokenizer, job.chats, job.skipped[0], chat=job.chat)
+        plan = make_plan(model, tokenizer, chats, job)
+        console.print("\n".join([_describe_plan(plan), *notes]), markup=False)
         return
     watcher = ConsoleWatcher(console, _TITLES)
     try:
@@ -116,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
         raise
     finally:
         watcher.close()
-    console.print(describe_drafter(result, args.model))
+    console.print(describe_drafter(result, args.model), markup=False)
     text = "--chat TEXT" if job.chat and tokenizer.chat_template else "--prompt TEXT"
     text += " --trust-remote-code" if args.trust_remote_code else ""
     console.print(f"next: lattice-bpd generate {args.model} --drafter {job.output} {text}")

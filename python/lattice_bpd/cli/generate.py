@@ -234,11 +234,12 @@ def _load_tokenizer(args: argparse.Namespace, model: Pretrained) -> Any:
 
 def _encode_chat(message: str, tokenizer: Any) -> list[int]:
     """Token ids of a chat of one message, by the template of a model's tokenizer."""
+    from lattice_bpd.train.responses.formats import Chat
     from lattice_bpd.train.responses.prompts import encode_prompt
 
     if not tokenizer.chat_template:
         raise ValueError("--chat: the model has no chat template; give the text as --prompt")
-    return encode_prompt(tokenizer, [{"role": "user", "content": message}])
+    return encode_prompt(tokenizer, Chat([{"role": "user", "content": message}], "--chat"))
 
 
 def _decode(

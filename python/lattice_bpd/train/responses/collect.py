@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,8 +11,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.lm_call import find_max_positions
+from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.generation import generate_responses
-from lattice_bpd.train.responses.prompts import Chat, Message, encode_prompt, format_prompt
+from lattice_bpd.train.responses.prompts import (
+    PROBE,
+    Skipped,
+    encode_prompt,
+    encode_text,
+    format_prompt,
+    format_response,
+)
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.verify.acceptance.rules import Acceptance
@@ -22,7 +29,6 @@ from lattice_bpd.watcher import Watcher
 
 _LONGEST = 128  # tokens of a prompt that the target writes
 _FIRST, _TRIED = 64, 10  # prompts that are tried at least, and for each that can be used
-_CONTENT = "0content0"  # of a message, to find what a chat template puts around it
 
 
 class Exchange(NamedTuple):
@@ -46,6 +52,7 @@ def read_responses(
     chat: bool = True,
     stop_token_ids: Collection[int] = (),
     max_positions: int | None = None,
+    skipped: list[Skipped] | None = None,
 ) -> list[Exchange]:
     """The responses that conversations have already, such as those of a server's log.
 
@@ -55,6 +62,10 @@ def read_responses(
         chat: see `encode_prompt`.
         stop_token_ids: the smallest one ends each response; none: nothing is added.
         max_positions: longer exchanges are left out; None: none are.
+        skipped: receives turns that the chat template refuses. None: each is an error.
+
+    Raises:
+        ValueError: such a turn.
     """
     end = sorted(stop_token_ids)[:1]
     exchanges = []
@@ -62,9 +73,20 @@ def read_responses(
         for turn in one.prompt_ends():
             if [message["role"] for message in one.messages[turn : turn + 1]] != ["assistant"]:
                 continue
-            prompt = encode_prompt(tokenizer, one.messages[:turn], one.location, chat=chat)
-            text = one.messages[turn]["content"]
-            response = [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+            try:
+                made = format_prompt(tokenizer, one.up_to(turn), chat=chat)
+                text, has_end = format_response(tokenizer, one.up_to(turn + 1), made)
+            except ValueError as error:
+                if skipped is None:
+                    raise
+                skipped.append(Skipped.of(one.location, error))
+                continue
+            if not text:
+                continue
+            prompt = encode_text(tokenizer, made.text, made.adds_special_tokens)
+            response = encode_text(tokenizer, text)
+            ends = [n for n, token in enumerate(response, 1) if has_end and token in stop_token_ids]
+            response = response[: ends[-1]] if ends else [*response, *end]
             if max_positions is None or len(prompt) + len(response) <= max_positions:
                 exchanges.append(Exchange(number, prompt, response))
     return exchanges
@@ -118,7 +140,7 @@ def collect_responses(
     most = find_max_positions(model.config.get_text_config())
     exchanges: list[list[Exchange]] = [[] for _ in chats]
     prompts: list[list[int]] = []  # that the store lacks
-    requests: list[tuple[list[Message], int]] = []  # the same for a server
+    requests: list[tuple[Chat, int]] = []  # the same for a server
     owners: list[Iterator[None]] = []  # of `answers`
     watcher.begin("responses", sum(len(one.prompt_ends()) for one in chats))
     start, count, share = time.perf_counter(), 0, 0.0
@@ -126,18 +148,21 @@ def collect_responses(
     def answer(number: int) -> Iterator[None]:
         """Takes the exchanges of a conversation; after each yield the store has the response."""
         nonlocal count
-        history: list[Message] = []
-        messages, location = chats[number].messages, chats[number].location
-        for first, end in itertools.pairwise([0, *chats[number].prompt_ends()]):
-            history += messages[first:end]
-            prompt = encode_prompt(tokenizer, history, location, chat=chat)
+        own: list[str] = []
+        for one in chats[number].prompts(own):
+            try:
+                prompt = encode_prompt(tokenizer, one, chat=chat)
+            except ValueError:
+                if own:  # one of the target's, which the template refuses
+                    return
+                raise
             if most is not None and len(prompt) >= most:
                 return
             note = ""
             if (ids := store.get(prompt, max_new_tokens)) is None:
                 prompts.append(prompt)
                 limit = min(max_new_tokens, (most or sys.maxsize) - len(prompt))
-                requests.append((list(history), limit))
+                requests.append((one, limit))
                 owners.append(answers[number])
                 yield
                 ids = store.get(prompt, max_new_tokens) or []
@@ -145,9 +170,7 @@ def collect_responses(
                 note = f"{count / (time.perf_counter() - start):,.0f} tokens/s"
             exchanges[number].append(Exchange(number, prompt, ids))
             watcher.advance(note=note, share=share)
-            if end < len(messages) and messages[end]["role"] != "assistant":
-                text = tokenizer.decode(ids, skip_special_tokens=True)
-                history.append({"role": "assistant", "content": text})
+            own.append(tokenizer.decode(ids, skip_special_tokens=True))
 
     answers = [answer(number) for number in range(len(chats))]
     for one in answers:
@@ -205,8 +228,8 @@ def write_prompts(
         OSError: the store cannot be written.
     """
     watcher = watcher or Watcher()
-    prompt = format_prompt(tokenizer, [{"role": "user", "content": _CONTENT}])
-    before, _, after = prompt.text.partition(_CONTENT)
+    prompt = format_prompt(tokenizer, Chat([{"role": "user", "content": PROBE}], "own prompts"))
+    before, _, after = prompt.text.partition(PROBE)
     if not (prompt.uses_template and before.strip() and after.strip()):
         raise ValueError(
             "the model has no chat template that marks the user's messages, so it cannot write "

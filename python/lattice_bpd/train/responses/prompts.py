@@ -1,12 +1,9 @@
-"""Prompts in the formats that people have: chats, instructions, plain text.
+"""Prompts of files, and their text by a model's chat template.
 
-    .jsonl, .json     an object or a string on each line, or an array of them. Of an object the
-                      first of these fields counts: `messages` (role, content), `conversations`
-                      (ShareGPT: from, value), `turns` (the user's messages), `prompt`, `text`
+    .jsonl, .json     an object or a string on each line, or an array of them; see `formats`
     any other name    plain text, a prompt per paragraph
 
-Also compressed (.gz, .zst). A chat of several turns is a prompt at each turn of the user. Beside
-`prompt` or `text` an object may have the response, as `response` or `completion`.
+Also compressed (.gz, .zst). A chat of several turns is a prompt at each turn of the user.
 """
 
 from __future__ import annotations
@@ -14,75 +11,86 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.text_input import Meter, parse_json, read_text
+from lattice_bpd.train.responses.formats import Chat, Message, to_chat
 from lattice_bpd.train.text_files import read_pieces
 
-Message = dict[str, Any]
-
-_FIELDS = ("messages", "conversations", "conversation", "turns", "prompt", "text")
-_ROLES = {
-    "human": "user", "prompter": "user", "gpt": "assistant", "chatgpt": "assistant",
-    "bot": "assistant", "model": "assistant", "bard": "assistant", "bing": "assistant",
-    "function": "tool", "observation": "tool", "developer": "system",
-}  # fmt: skip
-_KNOWN = ("assistant", "ipython", "system", "tool", "user")
 _JSON = re.compile(r"\.(json|jsonl|ndjson)(\.gz|\.zst)?$", re.IGNORECASE)
+PROBE = "0content0"  # of a message, to find what a chat template puts around it
+_PARTS = [{"type": "text", "text": PROBE}]
+_APART = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+_ROLES = ("system", "user", "assistant", "tool")  # that templates have
+_SHOWN = 20  # reasons of a report, and lines of a file for each
+_IN_ERROR = 3  # records that an error has
 
 
-@dataclass
-class Chat:
-    """A conversation.
+class Skipped(NamedTuple):
+    """A record that is left out.
 
     Attributes:
-        messages: "role" and "content" of each, as chat templates take them; the last one may be a
-            response.
-        location: where it was read, for messages.
+        location: file and line.
+        reason: why.
     """
 
-    messages: list[Message]
     location: str
+    reason: str
 
-    def prompt_ends(self) -> list[int]:
-        """For each prompt the number of messages up to and including it."""
-        roles = [message["role"] for message in self.messages]
-        return [
-            number
-            for number in range(1, len(roles) + 1)
-            if roles[number - 1] in ("user", "tool") and roles[number : number + 1] != ["tool"]
-        ]
+    @classmethod
+    def of(cls, location: str, error: Exception) -> Skipped:
+        """Because of an error, whose message may begin with the location."""
+        return cls(location, str(error).removeprefix(f"{location}: "))
 
 
-def read_chats(file: str) -> list[Chat]:
+def read_chats(file: str, skipped: list[Skipped] | None = None) -> list[Chat]:
     """The conversations of a file.
 
     Args:
         file: a path, or "-" for plain text on standard input.
+        skipped: receives lines that are not JSON and records without a prompt, which are left out
+            while more than half of the file's records can be used. None: each is an error.
 
     Raises:
         OSError: the file cannot be read.
-        FormatError: not the format that its name says, or a record without a prompt.
+        FormatError: not the format that its name says, or records without a prompt.
         ValueError: no prompt in the file.
     """
+    chats: list[Chat] = []
     if _JSON.search(file):
-        chats = [_to_chat(record, location) for record, location in _read_records(file)]
+        wrong: list[Skipped] = []
+        for record in _read_records(file):
+            chats.append(record) if isinstance(record, Chat) else wrong.append(record)
+        if problem := find_problem(wrong, len(chats), strict=skipped is None):
+            raise FormatError(problem)
+        if skipped is not None:
+            skipped += wrong
     else:
-        chats, parts = [], []
+        parts = []
         for piece in read_pieces(file, "paragraph", "text", Meter()):
             parts.append(piece.text)
             if piece.ends:
-                chats.append(_of_turns(["".join(parts).strip()], str(piece.location)))
+                message = {"role": "user", "content": "".join(parts).strip()}
+                chats.append(Chat([message], str(piece.location), template=None))
                 parts = []
     if not chats:
         raise ValueError(f"{file}: no prompt in the file; expected one or more")
     return chats
 
 
-def _read_records(file: str) -> Iterator[tuple[Any, str]]:
-    """The records of a JSON array, of one object, or of JSON lines."""
+def _read_records(file: str) -> Iterator[Chat | Skipped]:
+    """The conversations of a JSON array, of one object, or of JSON lines; or why there is none."""
+
+    def read(location: str, record: Any, line: str | None = None) -> Chat | Skipped:
+        try:
+            if line is not None:
+                record = parse_json(line, location, "an object on each line, or one array")
+            return to_chat(record, location)
+        except FormatError as error:
+            return Skipped.of(location, error)
+
     text = read_text(file)
     try:
         whole = json.loads(text)
@@ -90,66 +98,93 @@ def _read_records(file: str) -> Iterator[tuple[Any, str]]:
         if text.lstrip()[:1] == "[":
             parse_json(text, file, "an array of prompts")
     else:
-        records = whole if isinstance(whole, list) else [whole]
-        yield from ((record, f"{file}, record {n}") for n, record in enumerate(records, 1))
+        is_array = isinstance(whole, list) and not all(
+            isinstance(one, dict) and "role" in one for one in whole
+        )
+        for number, record in enumerate(whole if is_array else [whole], 1):
+            yield read(f"{file}, record {number}", record)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            location = f"{file}, line {number}"
-            yield parse_json(line, location, "an object on each line, or one array"), location
+            yield read(f"{file}, line {number}", None, line)
 
 
-def _to_chat(record: Any, location: str) -> Chat:
-    if isinstance(record, str):
-        return _of_turns([record], location)
-    found = record if isinstance(record, dict) else {}
-    value = next((found[name] for name in _FIELDS if found.get(name)), None)
-    if isinstance(value, str):
-        chat = _of_turns([value], location)
-        response = found.get("response", found.get("completion"))
-        if isinstance(response, str):
-            chat.messages.append({"role": "assistant", "content": response})
-        return chat
-    if isinstance(value, list) and all(isinstance(turn, str) for turn in value):
-        return _of_turns(value, location)
-    if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
-        messages = [_to_message(turn, location) for turn in value]
-        while messages and messages[0]["role"] == "assistant":  # a greeting
-            del messages[0]
-        chat = Chat(messages, location)
-        if chat.prompt_ends():
-            return chat
-    what = f"an object with {', '.join(map(str, found))}" if found else repr(record)[:60]
-    raise FormatError(
-        f"{location}: no prompt in {what}; expected a string, or an object with messages (role, "
-        "content) or conversations (from, value), at least one of them the user's, or with turns, "
-        "prompt or text"
-    )
+def find_problem(skipped: Sequence[Skipped], usable: int, *, strict: bool = False) -> str:
+    """The error of too many records that are left out: half of them, or any where `strict`."""
+    if not skipped or (len(skipped) < usable and not strict):
+        return ""
+    first = "; ".join(f"{one.location}: {one.reason}" for one in skipped[:_IN_ERROR])
+    count = len(skipped) + usable
+    if strict or count == 1:
+        return first
+    return f"{len(skipped)} of {count} records cannot be used, expected fewer than half: {first}"
 
 
-def _of_turns(turns: Sequence[str], location: str) -> Chat:
-    return Chat([{"role": "user", "content": turn} for turn in turns], location)
+def describe_skipped(skipped: Sequence[Skipped], usable: int, what: str = "records") -> list[str]:
+    """A sentence that names the records that are left out, if there are any."""
+    if not skipped:
+        return []
+    reasons: dict[str, list[str]] = {}
+    for one in skipped:
+        reasons.setdefault(one.reason, []).append(Path(one.location).name)
+    listed = _shorten([f"{reason}: {_shorten(where)}" for reason, where in reasons.items()])
+    return [f"{len(skipped)} of {len(skipped) + usable} {what} are left out: {listed}."]
 
 
-def _to_message(turn: Message, location: str) -> Message:
-    """A message with "role" and "content"; text parts of the content are joined."""
-    role = str(turn.get("role", turn.get("from", ""))).lower()
-    content = turn.get("content", turn.get("value"))
-    if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        strings = [text for text in texts if isinstance(text, str)]
-        content = "\n".join(strings) if len(strings) == len(texts) else None
-    if not role or not isinstance(content, str):
-        raise FormatError(
-            f"{location}: a message {json.dumps(turn)[:80]}; expected its role and a text as "
-            "content (ShareGPT: from and value)"
+def _shorten(texts: list[str]) -> str:
+    more = [f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+    return "; ".join([*texts[:_SHOWN], *more])
+
+
+def find_usable(
+    tokenizer: Any, chats: Sequence[Chat], skipped: Sequence[Skipped] = (), *, chat: bool = True
+) -> tuple[list[Chat], list[str]]:
+    """The conversations whose prompts have a text, and sentences on all that is unexpected.
+
+    Args:
+        tokenizer: of transformers.
+        chats: the conversations.
+        skipped: records that have none.
+        chat: see `format_prompt`.
+
+    Raises:
+        ValueError: the chat template refuses half of them or more.
+    """
+    usable: list[Chat] = []
+    refused: list[Skipped] = []
+    begun = repeated = 0
+    unread: set[str] = set()  # roles
+    frame = _find_frame(tokenizer)
+    for one in chats:
+        prompts = list(one.prompts())
+        try:
+            texts = [format_prompt(tokenizer, prompt, chat=chat) for prompt in prompts]
+        except ValueError as error:
+            refused.append(Skipped.of(one.location, error))
+            continue
+        usable.append(one)
+        for message in prompts[-1].messages:
+            part = _text_of(message).strip()
+            variants = part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1]
+            if message["role"] not in _ROLES and not any(map(texts[-1].text.count, variants)):
+                unread.add(str(message["role"]))
+        if chat and _complete(frame, _text_of(one.messages[0])) is not None:
+            begun += not texts[0].uses_template
+            repeated += texts[0].uses_template
+    if problem := find_problem(refused, len(usable)):
+        raise ValueError(f"{problem}; give what the application sends, or --no-chat")
+    notes = describe_skipped([*skipped, *refused], len(usable))
+    if unread:
+        roles = ", ".join(sorted(unread))
+        notes.append(f"The chat template leaves out messages of other roles: {roles}.")
+    if begun:
+        notes.append(f"{begun} texts begin as the chat template does: they are taken as they are.")
+    if repeated:
+        notes.append(
+            f"{repeated} prompts begin as the chat template does, which is applied to them "
+            "nevertheless; if they have it already, give --no-chat."
         )
-    role = _ROLES.get(role, role)
-    if role not in _KNOWN:
-        raise FormatError(
-            f"{location}: role {role!r}; expected one of {', '.join(sorted({*_KNOWN, *_ROLES}))}"
-        )
-    return {"role": role, "content": content}
+    return usable, notes
 
 
 class PromptText(NamedTuple):
@@ -166,50 +201,219 @@ class PromptText(NamedTuple):
     uses_template: bool
 
 
-def format_prompt(
-    tokenizer: Any, messages: Sequence[Message], location: str = "", *, chat: bool = True
-) -> PromptText:
+def format_prompt(tokenizer: Any, prompt: Chat, *, chat: bool = True) -> PromptText:
     """The text of a conversation up to the response.
 
     Args:
         tokenizer: of transformers.
-        messages: the last one is the user's.
-        location: of the conversation, for messages.
-        chat: whether to use the tokenizer's chat template, where it has one. A single text that
-            has the tokenizer's special tokens already is taken as it is.
+        prompt: the last message is the user's, or a tool's.
+        chat: whether to use the tokenizer's chat template, where it has one. Without it the text
+            is that of the messages; one that begins as the template does gets no special tokens.
 
     Raises:
-        ValueError: the chat template refuses the messages.
+        ValueError: the chat template refuses the messages, or they have no text.
     """
-    text = "\n\n".join(str(message["content"]) for message in messages)
-    is_formatted = len(messages) == 1 and any(
-        token in text for token in tokenizer.all_special_tokens if len(token) > 3
-    )
-    if not chat or is_formatted or not tokenizer.chat_template:
-        return PromptText(text, not is_formatted, False)
-    return PromptText(_apply_template(tokenizer, list(messages), location), False, True)
+    applies = prompt.template if chat and tokenizer.chat_template else False
+    if not applies:
+        text = join_texts(prompt.messages)
+        if (whole := _complete(_find_frame(tokenizer), text)) is not None:
+            return PromptText(whole, False, False)
+        if applies is False and not text.strip():
+            raise ValueError(f"{prompt.location}: the messages have no text; leave them out")
+        if applies is False:
+            return PromptText(text, True, False)
+    return PromptText(_apply_template(tokenizer, prompt), False, True)
 
 
-def encode_prompt(
-    tokenizer: Any, messages: Sequence[Message], location: str = "", *, chat: bool = True
-) -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: Chat, *, chat: bool = True) -> list[int]:
     """Token ids of `format_prompt`, with its arguments and errors."""
-    prompt = format_prompt(tokenizer, messages, location, chat=chat)
-    return list(tokenizer(prompt.text, add_special_tokens=prompt.adds_special_tokens)["input_ids"])
+    made = format_prompt(tokenizer, prompt, chat=chat)
+    return encode_text(tokenizer, made.text, made.adds_special_tokens)
 
 
-def _apply_template(tokenizer: Any, messages: list[Message], location: str) -> str:
-    try:
-        text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
-        return text
-    except Exception as error:  # raise_exception of the template, or an error of jinja
-        if len(messages) > 1 and messages[0]["role"] == "system":  # some models have no such role
-            first, second, *others = messages
-            merged = {**second, "content": f"{first['content']}\n\n{second['content']}"}
-            return _apply_template(tokenizer, [merged, *others], location)
+def encode_text(tokenizer: Any, text: str, adds_special_tokens: bool = False) -> list[int]:
+    """Token ids of a text."""
+    return list(tokenizer(text, add_special_tokens=adds_special_tokens)["input_ids"])
+
+
+def format_response(tokenizer: Any, chat: Chat, prompt: PromptText) -> tuple[str, bool]:
+    """The text of the response that ends a conversation, and whether it has an end.
+
+    The text is "" if there is none. With tool calls or reasoning it is what the chat template adds
+    to the prompt, with the end of a message.
+
+    Raises:
+        ValueError: the chat template does not give the whole response.
+    """
+    message = chat.messages[-1]
+    text = _text_of(message) or str(message.get("refusal") or "")
+    apart = [message[name] for name in _APART if message.get(name)]
+    if not apart:
+        return text, False
+    whole = _apply_template(tokenizer, chat, is_prompt=False) if prompt.uses_template else ""
+    added = whole.removeprefix(prompt.text)
+    calls = [one for value in apart if not isinstance(value, str) for one in _calls_of(value)]
+    parts = [text, *(value for value in apart if isinstance(value, str)), *calls]
+    if added == whole or not all(part.strip() in added for part in parts):
         raise ValueError(
-            f"{location}: the model's chat template refuses the messages ({error}); leave this "
-            "chat out, or give --no-chat"
-        ) from error
+            f"{chat.location}: the model's chat template does not give a response's tool calls or "
+            "reasoning; leave it out"
+        )
+    return added, True
+
+
+def _calls_of(value: Any) -> list[str]:
+    """The names of functions in tool calls, or in one call."""
+    calls = value if isinstance(value, list) else [value]
+    named = [one.get("function", one) for one in calls if isinstance(one, dict)]
+    return [str(one.get("name", "")) for one in named if isinstance(one, dict)]
+
+
+def join_texts(messages: Sequence[Message]) -> str:
+    """The texts of messages, with empty lines between them."""
+    return "\n\n".join(text for message in messages if (text := _text_of(message)))
+
+
+def _text_of(message: Message) -> str:
+    """The text of a message's content; "" for none."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    return "\n".join(part for part in parts if isinstance(part, str))
+
+
+class _Frame(NamedTuple):
+    """What a chat template puts around a message of the user.
+
+    Attributes:
+        starts: how texts begin that it made: as it does, or at a special token of its start.
+        text: that of a first message.
+        bos: the token that it begins with; "": none.
+    """
+
+    starts: list[str]
+    text: str
+    bos: str
+
+
+def _find_frame(tokenizer: Any) -> _Frame:
+    user: Message = {"role": "user", "content": PROBE}
+    starts, texts = list[str](), list[str]()
+    marks = [token for token in tokenizer.get_added_vocab() if re.match(r"[^\w\s]", token)]
+    for messages in ([user], [{**user, "role": "system"}, {**user, "content": "..."}]):
+        try:
+            texts.append(_render(tokenizer, messages) if tokenizer.chat_template else "")
+        except Exception:  # a template without this role
+            continue
+        before, found, _ = texts[-1].partition(PROBE)
+        tokens = re.finditer("|".join(map(re.escape, marks)), before) if marks else ()
+        places = [0, *(token.start() for token in tokens)] if found else []
+        starts += [before[place:].lstrip() for place in places]
+    text, bos = (texts or [""])[0], tokenizer.bos_token or ""
+    return _Frame([start for start in starts if start], text, bos if text.startswith(bos) else "")
+
+
+def _complete(frame: _Frame, text: str) -> str | None:
+    """A text that begins as the template's do, with the BOS token and the white space at its end.
+
+    None: it begins otherwise.
+    """
+    if not any(map(text.lstrip().startswith, frame.starts)):
+        return None
+    end = frame.text.rstrip()
+    if text.endswith(end.rsplit("\n", 1)[-1]):
+        text += frame.text[len(end) :]
+    return text if text.lstrip().startswith(frame.bos) else frame.bos + text
+
+
+def _render(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
+    options = {"add_generation_prompt": True, **options}
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+
+
+def _apply_template(tokenizer: Any, prompt: Chat, *, is_prompt: bool = True) -> str:
+    """The text of messages by the chat template, which gets all that the conversation has.
+
+    Contents are given as the template reads them, a text or a list of parts; arguments of tool
+    calls as they are, or parsed where it refuses these.
+    """
+    options = {**prompt.options, "tools": prompt.tools, "add_generation_prompt": is_prompt}
+    messages, last = prompt.messages, prompt.messages[-1].get("content")
+    if any(isinstance(message.get("content"), list) for message in messages):
+        messages = _fit_parts(messages, _reads(tokenizer, _PARTS), prompt.location)
+    errors = []
+    for variant in (messages, _parse_arguments(messages)):
+        try:
+            text = _render(tokenizer, variant, **options)
+            is_read = not isinstance(last, str) or last.strip() in text
+            if not is_read and not _reads(tokenizer, PROBE) and _reads(tokenizer, _PARTS):
+                text = _render(tokenizer, _to_parts(variant), **options)
+            return text
+        except Exception as error:  # raise_exception of the template, or an error of jinja
+            errors.append(error)
+    reason = " ".join(str(errors[0]).split()) or type(errors[0]).__name__
+    raise ValueError(
+        f"{prompt.location}: the model's chat template refuses the messages ({reason[:200]})"
+    ) from errors[0]
+
+
+def _reads(tokenizer: Any, content: Any) -> bool:
+    """Whether a chat template reads a content with the probe, and does not print it as data."""
+    try:
+        text = _render(tokenizer, [{"role": "user", "content": content}])
+    except Exception:
+        return False
+    before, found, _ = text.partition(PROBE)
+    return bool(found) and before[-1:] not in ("'", '"')
+
+
+def _to_parts(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose texts are lists of parts."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
+
+
+def _fit_parts(messages: Sequence[Message], reads_parts: bool, location: str) -> list[Message]:
+    """Messages whose parts are objects, or are joined for a template that reads texts only."""
+    fitted = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [
+                {"type": "text", "text": part} if isinstance(part, str) else part
+                for part in content
+            ]
+            kinds = [part.get("type") for part in parts if not isinstance(part.get("text"), str)]
+            if kinds and not reads_parts:
+                raise ValueError(
+                    f"{location}: a content with {kinds[0]}, and the model's chat template reads "
+                    "texts only"
+                )
+            message = {**message, "content": parts if reads_parts else _text_of(message)}
+        fitted.append(message)
+    return fitted
+
+
+def _parse_arguments(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose tool calls have objects as arguments, in the place of JSON."""
+
+    def parse(call: Any) -> Any:
+        function: Any = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        try:
+            value = json.loads(arguments) if isinstance(arguments, str) else None
+        except ValueError:
+            value = None
+        return call if value is None else {**call, "function": {**function, "arguments": value}}
+
+    return [
+        {**message, "tool_calls": list(map(parse, message["tool_calls"]))}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError, ask_all
+from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.generation import Response
-from lattice_bpd.train.responses.prompts import Message, format_prompt
+from lattice_bpd.train.responses.prompts import format_prompt
 
 _NO_PATH = (404, 405, 501)  # statuses of a path that a server does not have
 _PROMPT_REFUSED = (400, 413, 422)  # statuses that may be the fault of one prompt
@@ -45,17 +46,17 @@ class ServerResponses:
         self._server, self._tokenizer, self._chat = server, tokenizer, chat
         ends = sorted(stop_token_ids, key=lambda one: (one != tokenizer.eos_token_id, one))
         self._end, self._at_once = ends[:1], at_once
-        self._has_chat = True
+        self._has_chat = {False: True, True: True}  # with tools and without
         self.skipped: Counter[str] = Counter()
 
     def generate(
-        self, prompts: Sequence[tuple[Sequence[Message], int]], max_new_tokens: int
+        self, prompts: Sequence[tuple[Chat, int]], max_new_tokens: int
     ) -> Iterator[Response]:
         """Responses to conversations, each as soon as it is there; none where it cannot be used.
 
         Args:
-            prompts: messages of each conversation, the last one the user's, and most tokens of the
-                response. More may be appended while responses are read.
+            prompts: conversations up to the response, and most tokens of it. More may be appended
+                while responses are read.
             max_new_tokens: the same, without the limit of the target's positions.
 
         Raises:
@@ -80,8 +81,8 @@ class ServerResponses:
                 ended = result.finish != "length" or limit < max_new_tokens
                 yield Response(number, ids[: limit + 1], ended)
 
-    def _ask(self, request: tuple[Sequence[Message], int]) -> Completion | ServerError:
-        """The completion of messages and a limit, or why the server refuses this prompt."""
+    def _ask(self, request: tuple[Chat, int]) -> Completion | ServerError:
+        """The completion of a prompt and a limit, or why the server refuses this prompt."""
         try:
             return self._complete(*request)
         except ServerError as error:
@@ -89,23 +90,25 @@ class ServerResponses:
                 return error
             raise
 
-    def _complete(self, messages: Sequence[Message], most: int) -> Completion:
-        prompt = format_prompt(self._tokenizer, messages, chat=self._chat)
-        problem = None
-        if prompt.uses_template and self._has_chat:
+    def _complete(self, chat: Chat, most: int) -> Completion:
+        prompt = format_prompt(self._tokenizer, chat, chat=self._chat)
+        problem, given = None, {"tools": chat.tools, "chat_template_kwargs": chat.options}
+        fields = {name: value for name, value in given.items() if value}
+        if prompt.uses_template and self._has_chat[bool(chat.tools)]:
             try:
-                completion = self._server.complete(messages, most)
+                completion = self._server.complete(chat.messages, most, fields=fields)
                 if completion.is_all:
                     return completion
             except ServerError as error:
-                if error.status not in _NO_PATH:
-                    raise
+                if error.status not in (*_NO_PATH, *(_PROMPT_REFUSED if chat.tools else ())):
+                    raise  # with tools the text may do: many servers take them by an option only
                 problem = error
         try:
             completion = self._server.complete(self._without_bos(prompt.text), most)
         except ServerError as error:
             raise problem or error from None  # the first one names an unknown model
-        self._has_chat = self._has_chat and not prompt.uses_template
+        if prompt.uses_template:
+            self._has_chat[bool(chat.tools)] = False
         return completion
 
     def _without_bos(self, text: str) -> str:
