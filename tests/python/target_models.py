@@ -40,6 +40,16 @@ _DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
+_SHARED = {
+    **_LLAMA, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 8, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+}  # fmt: skip
+_NEMOTRON = {
+    **_LLAMA, "num_hidden_layers": 4, "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 8,
+    "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 4, "n_routed_experts": 4,
+    "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 16,
+}  # fmt: skip
 
 # name: (model class, config class, options)
 _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -80,7 +90,25 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_LLAMA, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2,
          "attention_chunk_size": 8, "num_experts_per_tok": 1},
     ),
+    # layers that read another layer's keys, or have none
+    "gemma3n": (
+        "Gemma3nForCausalLM", "Gemma3nTextConfig",
+        {**_SHARED, "intermediate_size": 48, "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+         "laurel_rank": 8, "altup_num_inputs": 2},
+    ),
+    "gemma4": (
+        "Gemma4ForCausalLM", "Gemma4TextConfig",
+        {**_SHARED, "layer_types": ["full_attention"] * 4, "global_head_dim": 8},
+    ),
+    "mlp_first": (
+        "NemotronHForCausalLM", "NemotronHConfig",
+        {**_NEMOTRON, "layers_block_type": ["mlp", "full_attention", "moe", "full_attention"]},
+    ),
     # states
+    "nemotron_h": (
+        "NemotronHForCausalLM", "NemotronHConfig",
+        {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+    ),
     "qwen3_next": (
         "Qwen3NextForCausalLM", "Qwen3NextConfig",
         {**_LLAMA, **_MOE, **_DELTA, "head_dim": 8, "shared_expert_intermediate_size": 16},
@@ -113,7 +141,7 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
-RECURRENT = ["qwen3_next", "qwen3_5", "lfm2", "mamba", "mamba2", "jamba", "bamba"]
+RECURRENT = ["nemotron_h", "qwen3_next", "qwen3_5", "lfm2", "mamba", "mamba2", "jamba", "bamba"]
 ATTENTION = [name for name in _KINDS if name not in RECURRENT]
 
 

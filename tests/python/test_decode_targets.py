@@ -76,6 +76,22 @@ def test_ragged_batches_are_equal_to_generate_of_each_alone(kind):
         assert [result.token_ids for result in results] == outputs
 
 
+@pytest.mark.parametrize("kind", ["gemma4", "mlp_first"])
+def test_layers_that_hold_nothing_in_other_caches(kind):
+    """One of fixed size, a draft model's, and that of a causal LM that rescores."""
+    model, outputs = build_target(kind), generated(kind)
+    fixed = decode(model, PROMPTS[0], planted(kind)[0], static_cache=True, **OPTIONS)
+    assert fixed.token_ids == outputs[0]
+    assert fixed.stats.target_calls < 0.6 * COUNT
+    drafted = generate(model, PROMPTS[0], "draft_model", draft_model=model, **OPTIONS)
+    assert drafted.token_ids == outputs[0]
+    assert drafted.stats.target_calls < 0.6 * COUNT
+    heads = InformedHeads([[*PROMPTS[0], *outputs[0]]], VOCAB)
+    rescored = generate(model, PROMPTS[0], "neural", heads=heads, lm=model, **OPTIONS)
+    assert rescored.token_ids == outputs[0]
+    assert rescored.stats.target_calls < 0.6 * COUNT
+
+
 @pytest.mark.parametrize("kind", BY_SLOT)
 def test_windows_that_count_cache_positions_are_refused_in_batches_and_trees(kind):
     model = build_target(kind)

@@ -216,7 +216,9 @@ def test_caches_that_cannot_be_continued_are_refused():
         continued(True, [4, 5, 6], source)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "qwen3_next", "lfm2", "gpt_neo", "llama4"])
+@pytest.mark.parametrize(
+    "kind", ["mamba", "qwen3_next", "lfm2", "gpt_neo", "llama4", "gemma4", "mlp_first"]
+)
 def test_targets_of_other_kinds(kind):
     """Where a cache cannot be continued, each turn reads its whole text, and a note says so."""
     model, history, cache = target_models.build_target(kind), [], True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import Cache, DynamicCache, StaticCache, cache_utils
 from transformers.cache_utils import (
     DynamicIndexedLayer,
     DynamicLayer,
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Layers whose cache positions can be dropped, copied and selected. `_STATES` keep a recurrent or
 # convolution state, which RecurrentCache restores.
 _CROPPED = (DynamicLayer, DynamicIndexedLayer, StaticLayer)
+# Holds nothing, in place of layers without attention and of those that read another layer's keys.
+EMPTY: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)  # 5.20 has none
 _STATES = (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 
 
@@ -62,7 +64,7 @@ def build_cache(base: Any) -> Cache:
             layers[number] = DynamicLayer()  # type: ignore[no-untyped-call]
         elif type(layer) is LinearAttentionAndSlidingWindowAttentionLayer:
             layers[number] = LinearAttentionAndFullAttentionLayer(layer.number_of_states)
-        elif type(layer) not in (*_CROPPED, *_STATES):
+        elif type(layer) not in (*_CROPPED, *_STATES, EMPTY):
             raise ValueError(
                 f"decode: layer {number} of {name} has a {type(layer).__name__}, which cannot be "
                 "rolled back to the accepted tokens; use the model's own generate, or another "
@@ -139,7 +141,8 @@ def crop_layers(cache: Any, width: int, now: int) -> None:
     if isinstance(cache, StaticCache):
         layers: list[Any] = cache.layers
         for layer in layers:
-            layer.cumulative_length.fill_(width)
+            if not is_empty(layer):
+                layer.cumulative_length.fill_(width)
     elif width < now:
         # Negative = "remove so many": a positive length is refused since transformers 5.
         if not _partly_filled(cache):

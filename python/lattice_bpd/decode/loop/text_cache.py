@@ -22,6 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.cache import EMPTY
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.target import TargetOutput
 
@@ -186,7 +187,7 @@ def _find_refusal(model: DraftingModel) -> str | None:
         return f"{name} keeps a recurrent state, which cannot drop tokens"
     if target.feature_layers:
         return "the heads read outputs of layers, which a cache does not hold"
-    if any(type(layer) is not DynamicLayer for layer in target.new_cache().layers):
+    if any(type(layer) not in (DynamicLayer, EMPTY) for layer in target.new_cache().layers):
         return f"{name} has layers that keep more than keys and values"
     return None
 
