@@ -40,6 +40,12 @@ class Ours(NamedTuple):
     quick: bool = True
 
 
+SIZES: dict[str, dict[str, Any]] = {f"{NODES} nodes": {"max_nodes": NODES}, "any size": {}}
+MIXTURES: dict[str, tuple[str, ...]] = {
+    "text": (),
+    "text + LM": ("lm",),
+    "text + LM + heads": ("lm", "heads"),
+}
 OURS = {
     "greedy, kernels of the core": Ours("greedy"),
     # The strategies of Kim et al. 2024, with weights that suit this model.
@@ -54,12 +60,16 @@ OURS = {
     ),
     **{
         f"mixture, {names}, {size}": Ours("mixture", sources, options)
-        for size, options in ((f"{NODES} nodes", {"max_nodes": NODES}), ("any size", {}))
-        for names, sources in (
-            ("text", ()),
-            ("text + LM", ("lm",)),
-            ("text + LM + heads", ("lm", "heads")),
+        for size, options in SIZES.items()
+        for names, sources in MIXTURES.items()
+    },
+    # The same without the target's own predictions.
+    **{
+        f"mixture, {names}, {size}, no predictions": Ours(
+            "mixture", sources, {**options, "sources": (*sources, "text")}, quick=False
         )
+        for size, options in SIZES.items()
+        for names, sources in MIXTURES.items()
     },
 }
 
