@@ -135,6 +135,8 @@ class Pretrained:
                     "repository has; read that code, then allow it: --trust-remote-code "
                     "(trust_remote_code=True in Python)"
                 ) from error
+            if "tiktoken" in reason:  # what transformers asks for without protobuf
+                reason += " To read a tokenizer.model: pip install sentencepiece protobuf."
             of_base = f", an adapter of {self.base}," if self.base else ""
             raise FormatError(
                 f"{self.name}: the {what}{of_base} cannot be read ({reason}); expected its files "

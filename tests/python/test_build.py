@@ -196,7 +196,7 @@ def test_inputs_are_checked_before_torch_is_loaded(folder: Path) -> None:
         (*generating, "--max-new-tokens", "0"): "--max-new-tokens is 0; expected 1 or more",
         (*generating, "--compare", "--regex", "a"): "--compare: with --accept",
         (*generating, "--certificate", folder): "is a folder; expected a file to write",
-        ("generate", folder / "plain", "--chat", "Hi"): "has no chat template",
+        ("generate", folder / "plain", "--chat", "Hi"): "no config.json in this folder",
         ("generate", model, "--prompt", "Hi", "--drafter", missing): "no such file or folder",
         ("generate", model, "--prompt", "Hi", "--lm", missing): "no such file or folder",
         ("generate", model, "--prompt", "Hi", "--heads", missing): "--heads",

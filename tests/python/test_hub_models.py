@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -106,6 +107,7 @@ def write_bpe(folder: Path) -> None:
 def write_sentencepiece(folder: Path) -> None:
     """tokenizer.model alone."""
     sentencepiece = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf")
     build_target("llama").save_pretrained(folder)
     lines = iter(["the cat sat on the mat", "a dog ran to the cat", "w33 is Hi"] * 20)
     with (folder / "tokenizer.model").open("wb") as file:
@@ -138,7 +140,7 @@ def write_tokenizer_code(folder: Path) -> None:
 def write_adapter(folder: Path) -> None:
     """LoRA's weights of own/template, and no tokenizer."""
     peft = pytest.importorskip("peft")
-    model = build_target("llama")
+    model = copy.deepcopy(build_target("llama"))
     torch.manual_seed(0)
     config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     peft.get_peft_model(model, config).save_pretrained(folder)
@@ -197,7 +199,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         write(root / "repositories/own" / kind)
     other = root / "repositories/own/template@v2"
     shutil.copytree(root / "repositories/own/template", other)
-    build_target("qwen2").save_pretrained(other)
+    build_target("gpt_neox").save_pretrained(other)
     for owner in ("gated", "private"):
         shutil.copytree(root / "repositories/own/template", root / "repositories" / owner / "model")
     return root
@@ -218,7 +220,8 @@ def expected(root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> list[int
         )["input_ids"]
     else:
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    output = model.generate(ids, do_sample=False, max_new_tokens=COUNT)
+    ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
+    output = model.generate(ids, do_sample=False, max_new_tokens=COUNT, eos_token_id=ends)
     return output[0, ids.shape[1] :].tolist()
 
 
@@ -263,7 +266,7 @@ def test_weights_are_downloaded_once(results: dict[Any, Any]) -> None:
 
 
 def test_a_revision(results: dict[Any, Any], root: Path) -> None:
-    model = build_target("qwen2")
+    model = build_target("gpt_neox")
     prompt = torch.tensor([[2, 4, 33, 3]])
     output: Any = model.generate(prompt, do_sample=False, max_new_tokens=COUNT, eos_token_id=1)
     assert json.loads(results["revision"].out)["token_ids"] == output[0, 4:].tolist()
@@ -277,7 +280,7 @@ def test_a_revision(results: dict[Any, Any], root: Path) -> None:
         ("no/x", "there is none of this name"),
         ("own/template@v3", "it has no such revision"),
         ("not cached", "the hub cannot be reached, and the cache does not have it"),
-        (("untrusted", "code"), "the tokenizer"),
+        (("untrusted", "code"), "own/code: the model needs Python code"),
         (("untrusted", "tokenizer-code"), "own/tokenizer-code: the tokenizer needs Python code"),
     ],
 )

@@ -219,7 +219,7 @@ def test_the_command_fails_where_all_is_refused(checker, tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no/such/folder"], "no/such/folder: cannot read the config"),
+        (["no/such/folder"], "no/such/folder: the config cannot be read"),
         (["llama", "--strategy", "fast"], "strategy is 'fast'; expected one of greedy"),
     ],
 )

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
     model = to_device(load_causal_lm(found))
     tokenizer = found.load_tokenizer()
     from lattice_bpd.build.build import build_drafter
-    from lattice_bpd.build.report import describe_drafter, make_plan
+    from lattice_bpd.build.report import make_plan
     from lattice_bpd.train.responses.prompts import find_usable
 
     if args.dry_run:
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
         return
     watcher = ConsoleWatcher(console, _TITLES)
     try:
-        result = build_drafter(model, tokenizer, job, watcher)
+        build_drafter(model, tokenizer, job, watcher)
     except KeyboardInterrupt:
         file = job.kept / "responses.jsonl"
         count = file.read_bytes().count(b"\n") if file.exists() else 0
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
         raise
     finally:
         watcher.close()
-    console.print(describe_drafter(result, args.model), markup=False)
+    console.print((job.output / "README.md").read_text("utf-8"), markup=False)
     text = "--chat TEXT" if job.chat and tokenizer.chat_template else "--prompt TEXT"
     text += " --trust-remote-code" if args.trust_remote_code else ""
     console.print(f"next: lattice-bpd generate {args.model} --drafter {job.output} {text}")

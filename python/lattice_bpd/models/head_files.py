@@ -179,7 +179,7 @@ def name_of(target: nn.Module) -> str:
 
 
 def identify(target: nn.Module) -> list[Any]:
-    """What stands for a target in files that builds keep, as JSON.
+    """What a target is known by in files that builds keep, as JSON.
 
     Returns:
         The sample of its weights; then what earlier versions wrote, which took a name too: that of

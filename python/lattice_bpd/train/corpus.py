@@ -57,7 +57,8 @@ def load_encoder(
         tokenizer: one of: a tokenizer.json of the tokenizers library; with `merges`, a GPT-2 style
             vocab.json (encoder.json); a SentencePiece .model; a vocabulary .txt with one word a
             line, line 0 for token id 0, for text that is split at white space. Or a folder with a
-            tokenizer.json, or with vocab.json and merges.txt.
+            tokenizer.json, with another tokenizer of transformers, or with vocab.json and
+            merges.txt.
         merges: the merges.txt (vocab.bpe) of a vocab.json; default: the one in the same folder.
         threads: for SentencePiece; 0 for every core. The tokenizers library takes every core, or
             RAYON_NUM_THREADS.
@@ -72,6 +73,8 @@ def load_encoder(
         return ModelEncoder(tokenizer)
     path = Path(tokenizer)
     if path.is_dir():
+        if (path / "tokenizer_config.json").is_file() and not (path / "tokenizer.json").is_file():
+            return ModelEncoder(find_pretrained(path))
         path = _find_in_folder(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; expected a tokenizer")

@@ -59,7 +59,7 @@ class Trainer:
         warmup: steps of linear warm-up; then a cosine down to 5 %.
         clip: largest norm of the gradients; 0: none.
         key: of what the result depends on: checkpoints with another key are not read.
-        other_keys: that stand for the same.
+        other_keys: of the same, by earlier versions.
         where: the caller's name, for error messages.
         unit: what has a loss of its own.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -237,9 +238,10 @@ class TextRun(Generic[AnyJob]):
         path = self.folder.path
         before = set(path.iterdir())
         write(path)
-        if corpus.tokenizer is not None and Path(corpus.tokenizer).name == TOKENIZER:
+        tokenizer = corpus.tokenizer
+        if isinstance(tokenizer, str | os.PathLike) and Path(tokenizer).name == TOKENIZER:
             with replacing(path / TOKENIZER) as temporary:
-                shutil.copyfile(corpus.tokenizer, temporary)
+                shutil.copyfile(tokenizer, temporary)
         return sorted(file.name for file in set(path.iterdir()) - before)
 
     def finish(
