@@ -283,7 +283,8 @@ def read_answers(args: argparse.Namespace, watcher: ConsoleWatcher) -> tuple[Any
         with torch.inference_mode():
             found = [
                 heads.lattice(
-                    states.of(n, len(one.response)).to(model.dtype), torch.tensor(one.response)
+                    states.of(n, len(one.response)).to(model.dtype),
+                    torch.tensor(one.response, device="cpu"),
                 ).cut(heads.num_slots, TOP_K)
                 for n, one in enumerate(exchanges)
             ]

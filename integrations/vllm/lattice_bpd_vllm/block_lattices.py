@@ -66,8 +66,8 @@ class BlockLattices:
     def __init__(self, drafter: Any, num_slots: int, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         self.num_slots = min(num_slots, drafter.num_slots)
-        self._keys = self._values = torch.empty(0)  # (layers, kv_heads, cache positions, head_dim)
-        self._context = torch.empty(0)
+        # (layers, kv_heads, cache positions, head_dim)
+        self._keys = self._values = self._context = torch.empty(0, device="cpu")
         self._layout: CacheLayout | None = None
 
     def store(self, features: Tensor, layout: CacheLayout) -> None:

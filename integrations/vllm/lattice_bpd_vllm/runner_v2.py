@@ -223,7 +223,7 @@ class MixtureSpeculator:
         texts = None
         if new:
             longest = int(batch.prefill_len_np[new].max()) + self._length + 1
-            texts = token_ids[index[self._to_device(torch.tensor(new))], :longest]
+            texts = token_ids[index[self._to_device(torch.tensor(new, device="cpu"))], :longest]
         copied: Any = None
         if self._is_asynchronous:
             tails = _to_pinned(tails)
@@ -265,7 +265,7 @@ class MixtureSpeculator:
         return EngineStep(
             kept, texts, self._num_tokens[step.rows],
             step.num_prompt_tokens, step.max_tokens, self._max_model_len, step.num_drafts,
-            torch.empty(0), step.verified, step.names, self._states.req_id_to_index,
+            torch.empty(0, device="cpu"), step.verified, step.names, self._states.req_id_to_index,
         )  # fmt: skip
 
 
@@ -282,7 +282,7 @@ class _Rows:
 
 def _to_pinned(values: Tensor) -> Tensor:
     """A copy on the CPU, complete after an event that is recorded now."""
-    pinned = torch.empty(values.shape, dtype=torch.int32, pin_memory=True)
+    pinned = torch.empty(values.shape, dtype=torch.int32, pin_memory=True, device="cpu")
     return pinned.copy_(values, non_blocking=True)
 
 

@@ -30,7 +30,9 @@ def expansion_state(rejection_sampler: Any) -> str:
         return "absent"
     try:
         correct = all(
-            _is_correct(expand, torch.tensor([shift, 0, shift + 2]).to(dtype), 3 + shift)
+            _is_correct(
+                expand, torch.tensor([shift, 0, shift + 2], device="cpu").to(dtype), 3 + shift
+            )
             for dtype in (torch.float32, torch.int32)
             for shift in range(1, 4)
         )
@@ -41,9 +43,9 @@ def expansion_state(rejection_sampler: Any) -> str:
 
 def _is_correct(expand: Any, values: Tensor, last: int) -> bool:
     """Compares one call, of values for 2, 1 and `last` tokens."""
-    ends = torch.tensor([2, 3, 3 + last], dtype=torch.int32)
+    ends = torch.tensor([2, 3, 3 + last], dtype=torch.int32, device="cpu")
     expected = _expand(values, ends, 3 + last, 0, 1)
-    stale = [torch.full((3 + last,), -7, dtype=values.dtype) for _ in range(4)]
+    stale = [torch.full((3 + last,), -7, dtype=values.dtype, device="cpu") for _ in range(4)]
     del stale  # freed memory that a result without values is likely to get
     return torch.equal(expand(values, ends, 3 + last, 0, 1), expected)
 

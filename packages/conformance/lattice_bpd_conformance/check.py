@@ -258,7 +258,7 @@ class Checker:
         generator = torch.Generator().manual_seed(2)
         for weight in model.parameters():
             if weight.ndim >= 2 and weight.is_floating_point():
-                noise = torch.randn(weight.shape, generator=generator)
+                noise = torch.randn(weight.shape, generator=generator, device="cpu")
                 weight.mul_(1 + 0.02 * noise.to(weight))
         return model
 
@@ -361,7 +361,7 @@ class InformedHeads:
     def _logits(self, tokens: list[int]) -> Tensor:
         length = len(tokens)
         generator = torch.Generator().manual_seed(length)
-        logits = torch.randn((self.num_slots, self.vocab_size), generator=generator)
+        logits = torch.randn((self.num_slots, self.vocab_size), generator=generator, device="cpu")
         text = next((t for t in self.texts if t[:length] == tokens), None)
         following = [] if text is None else text[length : length + self.num_slots]
         for slot, token in enumerate(following):

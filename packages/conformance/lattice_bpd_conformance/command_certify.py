@@ -102,7 +102,7 @@ def _check_file(file: Path, found: Pretrained) -> None:
     for name, ids in (("prompt_token_ids", prompt), ("token_ids", token_ids)):
         if not ids:
             raise ValueError(f"certificate: {name} is empty; expected one token or more")
-        model.check_token_ids(torch.tensor(ids), f"certificate: {name}")
+        model.check_token_ids(torch.tensor(ids, device="cpu"), f"certificate: {name}")
     choices, noise = follow_text(model.target, prompt, token_ids)
     count = len(token_ids)
     if not choices.differing:

@@ -136,7 +136,7 @@ def measure_drafter(
     calls = tokens = 0
     matches = []
     for start, size in zip(texts.starts, np.minimum(texts.lengths, length), strict=True):
-        ids = torch.as_tensor(texts.token_ids[start : start + size].astype(np.int64))[None]
+        ids = torch.from_numpy(texts.token_ids[start : start + size].astype(np.int64))[None]
         is_match = find_matches(drafter, target, ids.to(target.device), texts.first_position)
         steps = simulate(is_match)
         calls, tokens = calls + len(steps), tokens + sum(steps)

@@ -287,7 +287,8 @@ class BlockTrainer(RunTrainer):
         texts.check(drafter.num_slots, config.vocab_size or 0, where)
         self.drafter, self.target, self.texts = drafter, target, texts
         self.options, self.processes = options, processes
-        self._weights = torch.tensor(options.slot_weights(drafter.num_slots)).to(target.device)
+        weights = options.slot_weights(drafter.num_slots)
+        self._weights = torch.tensor(weights, device=target.device)
         super().__init__(
             dict(drafter.named_parameters()),
             build_optimizers(drafter, options.matrix_lr, options.other_lr),

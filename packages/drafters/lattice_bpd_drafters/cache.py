@@ -109,9 +109,10 @@ class BlockCache:
             ValueError: a static cache that is full.
         """
         self.reserve(max(map(sum, zip(self.lengths, counts, strict=True)), default=0))
-        valid = torch.arange(keys.shape[3]) < torch.tensor(counts)[:, None]
+        lengths = torch.tensor(counts, device="cpu")[:, None]
+        valid = torch.arange(keys.shape[3], device="cpu") < lengths
         rows, columns = valid.nonzero(as_tuple=True)
-        positions = columns + torch.tensor(self.lengths)[rows]
+        positions = columns + torch.tensor(self.lengths, device="cpu")[rows]
         rows, columns, positions = (part.to(keys.device) for part in (rows, columns, positions))
         self.keys[:, rows, :, positions] = keys[:, rows, :, columns]
         self.values[:, rows, :, positions] = values[:, rows, :, columns]

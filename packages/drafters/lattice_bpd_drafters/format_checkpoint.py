@@ -368,7 +368,7 @@ def _check_d2t(path: Path, config: BlockDrafterConfig, d2t: Tensor | None) -> No
     """Raise FormatError if a draft id's target id is outside of the vocabulary."""
     if d2t is None or config.vocab_size is None:
         return
-    targets = d2t + torch.arange(len(d2t))
+    targets = d2t + torch.arange(len(d2t), device=d2t.device)
     if targets.min() < 0 or targets.max() >= config.vocab_size:
         raise FormatError(
             f"{path}: d2t leads to target ids {int(targets.min())}..{int(targets.max())}; "

@@ -115,7 +115,7 @@ def save(drafter: BlockDrafter, directory: str | Path, *, verifier: str | None =
     tensors = dict(drafter.state_dict())
     if drafter.d2t is not None:
         rows = torch.arange(len(drafter.d2t), device=drafter.d2t.device)
-        tensors["t2d"] = torch.zeros(config.vocab_size or 0, dtype=torch.bool)
+        tensors["t2d"] = torch.zeros(config.vocab_size or 0, dtype=torch.bool, device="cpu")
         tensors["t2d"][drafter.to_target_ids(rows).cpu()] = True
     write_checkpoint(Path(directory), content, tensors)
 

@@ -335,8 +335,8 @@ def save_p_eagle(
     stored = dict(tensors)
     if "d2t" in stored:
         d2t = stored["d2t"].cpu()
-        stored["t2d"] = torch.zeros(layers.vocab_size, dtype=torch.bool)
-        stored["t2d"][d2t + torch.arange(len(d2t))] = True
+        stored["t2d"] = torch.zeros(layers.vocab_size, dtype=torch.bool, device="cpu")
+        stored["t2d"][d2t + torch.arange(len(d2t), device=d2t.device)] = True
     method = {"proposal_type": "greedy", "speculative_tokens": config.num_slots}
     content: dict[str, Any] = {
         "architectures": ["PEagleSpeculator"], "speculators_model_type": _KIND,
@@ -394,7 +394,7 @@ def _check_d2t(path: Path, d2t: Tensor | None, vocab_size: int) -> None:
     """Raise FormatError if a draft id's target id is outside of the vocabulary."""
     if d2t is None:
         return
-    targets = d2t + torch.arange(len(d2t))
+    targets = d2t + torch.arange(len(d2t), device=d2t.device)
     if targets.min() < 0 or targets.max() >= vocab_size:
         raise FormatError(
             f"{path}: d2t leads to target ids {int(targets.min())}..{int(targets.max())}; expected "

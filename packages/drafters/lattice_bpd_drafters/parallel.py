@@ -163,7 +163,7 @@ class ParallelDrafter(OnePassHeads, nn.Module):
             ]
             for part, anchor in zip(cache.unread, anchors, strict=True)
         ]
-        counts = torch.tensor([len(text) for text in texts])
+        counts = torch.tensor([len(text) for text in texts], device="cpu")
         if counts.min() < 1:
             raise ValueError(
                 f"{type(self).__name__}.draft_states: a sequence has no token since the last call; "
@@ -173,7 +173,8 @@ class ParallelDrafter(OnePassHeads, nn.Module):
         masks = tokens.new_full((len(texts), self.num_slots - 1), self.mask_token_id)
         tokens = torch.cat([tokens, masks], dim=1)  # (B, m)
         size, device = tokens.shape[1], tokens.device
-        positions = torch.tensor(cache.lengths)[:, None] + torch.arange(size)
+        steps = torch.arange(size, device="cpu")
+        positions = torch.tensor(cache.lengths, device="cpu")[:, None] + steps
         positions = positions.to(device)
         cache.reserve(max(cache.lengths) + size)
         visible = visible_in_cache(
@@ -183,7 +184,7 @@ class ParallelDrafter(OnePassHeads, nn.Module):
         mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
         states = self.read(tokens, cache.unread, positions, mask, LayerCache(cache, positions))
         cache.mark_read()
-        rows = (counts[:, None] - 1 + torch.arange(self.num_slots)).to(device)
+        rows = (counts[:, None] - 1 + torch.arange(self.num_slots, device="cpu")).to(device)
         return states.gather(1, rows.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
     def read(

@@ -264,9 +264,9 @@ class Pieces:
         pieces = self.validation if held_out else self.training
         chosen = [pieces[number] for number in which]
         longest = max(len(piece) for piece, _ in chosen)
-        token_ids = torch.zeros(len(chosen), longest, dtype=torch.int64)
-        noise = torch.rand(len(chosen), longest, generator=generator)
-        padded = torch.full((len(chosen), longest + num_slots), -1)
+        token_ids = torch.zeros(len(chosen), longest, dtype=torch.int64, device="cpu")
+        noise = torch.rand(len(chosen), longest, generator=generator, device="cpu")
+        padded = torch.full((len(chosen), longest + num_slots), -1, device="cpu")
         for row, (piece, first) in enumerate(chosen):
             token_ids[row, : len(piece)] = padded[row, : len(piece)] = torch.from_numpy(piece)
             noise[row, :first] = noise[row, len(piece) - 1 :] = 2.0
@@ -274,7 +274,7 @@ class Pieces:
         found = noise.topk(count, dim=1, largest=False)
         is_block = found.values < 2.0
         anchors = torch.where(is_block, found.indices, 1)
-        steps = torch.arange(num_slots)
+        steps = torch.arange(num_slots, device="cpu")
         windows = (anchors.unsqueeze(-1) + steps).flatten(1)
         previous = padded.gather(1, windows).clamp_min(0).view(*anchors.shape, num_slots)
         labels = padded.gather(1, windows + 1).view(*anchors.shape, num_slots)

@@ -122,7 +122,9 @@ class SelectorTrainer(RunTrainer):
         options = self.options
         generator = torch.Generator().manual_seed(mix_seed(options.seed, step))
         count = len(self.pieces.training)
-        which = torch.randint(count, (options.batch_size,), generator=generator).tolist()
+        which = torch.randint(
+            count, (options.batch_size,), generator=generator, device="cpu"
+        ).tolist()
         blocks = self.pieces.sample(which, self.slots.num_slots, generator, held_out=False)
         candidates, previous, labels = self.read(blocks)
         nats, covered = cross_entropies(
@@ -226,7 +228,7 @@ class ScoreCounter:
     def __init__(self, selector: CandidateSelector) -> None:
         self._selector = selector
         self._sums: Tensor | None = None  # (4, H) float64: labels, covered, before, after
-        self._lengths = torch.zeros(3, dtype=torch.float64)  # blocks, before, after
+        self._lengths = torch.zeros(3, dtype=torch.float64, device="cpu")  # blocks, before, after
 
     @torch.no_grad()
     def add(self, slots: SlotCandidates, previous: Tensor, labels: Tensor) -> None:

@@ -104,13 +104,13 @@ class BlockTexts:
         spread = (np.arange(anchors) + generator.random((batch, anchors))) / anchors
         chosen = np.minimum((spread * counts[:, None]).astype(np.int64), counts[:, None] - 1)
         starts = self.starts[texts] + skipped
-        return Pieces(self._read(starts, sizes), torch.as_tensor(first[:, None] + chosen))
+        return Pieces(self._read(starts, sizes), torch.from_numpy(first[:, None] + chosen))
 
     def _read(self, starts: Int64Array, sizes: Int64Array) -> Tensor:
         rows = np.zeros((len(starts), int(sizes.max())), dtype=np.int64)
         for row, start, size in zip(rows, starts, sizes, strict=True):
             row[:size] = self.token_ids[start : start + size]
-        return torch.as_tensor(rows)
+        return torch.from_numpy(rows)
 
 
 def make_texts(

@@ -235,7 +235,7 @@ def time_calls(models: Models, source: list[int], rounds: int = 15) -> dict[int,
     target, times = models.target, dict[int, list[float]]()
     for _ in range(rounds + 1):
         for size in (0, 1, 4, 8, 16, 36):
-            prompt = torch.tensor([target.decoder_prompt])
+            prompt = torch.tensor([target.decoder_prompt], device="cpu")
             _, cache = target.read_prompts(prompt, source=target.encode([source]))
             tree = PrefixTree.from_drafts(3, [[token] for token in range(4, 4 + size)])
             state = BatchCache(cache, [prompt.shape[1]])

@@ -63,11 +63,11 @@ class SpecDrafterHeads:
         sources = [self._source_of(state) for state in states]
         if len(states) == 1:
             return self._read_one(states[0], sources[0])[None]
-        length = torch.tensor([len(source.token_ids[0]) for source in sources])
-        tokens = [torch.tensor(state.tokens) for state in states]
+        length = torch.tensor([len(source.token_ids[0]) for source in sources], device="cpu")
+        tokens = [torch.tensor(state.tokens, device="cpu") for state in states]
         padded = pad_sequence([self._inputs_of(source)[0] for source in sources], batch_first=True)
         device = padded.device
-        mask = (torch.arange(int(length.max())) < length[:, None]).to(device)
+        mask = (torch.arange(int(length.max()), device="cpu") < length[:, None]).to(device)
         starts = torch.tensor([[len(state.tokens) - 1] for state in states], device=device)
         hidden = None
         if self.drafter.config.state_size:

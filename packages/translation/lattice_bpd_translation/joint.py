@@ -180,7 +180,7 @@ def train_seq2seq_jointly(
         output = read_pairs(target, batch)[0]
         chosen = list(range(heads.num_heads))
         if options.one_head:
-            chosen = [int(torch.randint(heads.num_heads, (), generator=generator))]
+            chosen = [int(torch.randint(heads.num_heads, (), generator=generator, device="cpu"))]
         labels = batch.labels.to(target.device)
         found = []
         if chosen[0] == 0:

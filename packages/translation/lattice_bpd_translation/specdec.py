@@ -144,7 +144,7 @@ def sample_blocks(
     config, device = drafter.config, target.device
     prompt, slots = len(target.decoder_prompt), drafter.num_slots
     sizes = (batch.labels != IGNORED).sum(dim=1)  # tokens of the outputs
-    uniform = torch.rand(len(batch), options.blocks, generator=generator)
+    uniform = torch.rand(len(batch), options.blocks, generator=generator, device="cpu")
     # The prefix of a block ends with the first output token (which the first call of the target
     # produces) at the earliest, and with the last but one at the latest.
     starts = (prompt + (uniform * (sizes[:, None] - 1)).long()).to(device)
@@ -163,7 +163,8 @@ def sample_blocks(
             hidden = output.hidden.gather(1, index)
         if options.soft_weight:
             near = positions.clamp(max=output.logits.shape[1] - 1)
-            soft = output.logits[torch.arange(len(batch))[:, None, None], near].log_softmax(-1)
+            rows = torch.arange(len(batch), device=near.device)[:, None, None]
+            soft = output.logits[rows, near].log_softmax(-1)
     return BlockBatch(source, mask, tokens, starts, hidden, block_labels, soft)
 
 
@@ -188,13 +189,14 @@ def reveal_tokens(
         return None
     labels = batch.labels
     known = labels != IGNORED
-    order = torch.rand(labels.shape, generator=generator).to(labels.device)
+    order = torch.rand(labels.shape, generator=generator, device="cpu").to(labels.device)
     if objective == "glancing":
         predicted = block_logits(drafter, batch, None).argmax(dim=-1)
         errors = ((predicted != labels) & known).sum(dim=-1)  # (B, N)
         count = (errors * fraction).round()
     else:
-        rates = torch.rand(labels.shape[:2], generator=generator).to(labels.device) * fraction
+        rates = torch.rand(labels.shape[:2], generator=generator, device="cpu") * fraction
+        rates = rates.to(labels.device)
         count = (known.sum(dim=-1) * rates).round()
     rank = order.masked_fill(~known, 2.0).argsort(dim=-1).argsort(dim=-1)
     revealed = (rank < count.unsqueeze(-1)) & known

@@ -19,8 +19,8 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from lattice_bpd.models.forward import call_forward, has_own_call
-from lattice_bpd.models.hooks import in_this_thread, refuse_adapters
-from lattice_bpd.models.lm_call import find_max_positions, pass_cache
+from lattice_bpd.models.hooks import check_weights, device_of, in_this_thread, refuse_adapters
+from lattice_bpd.models.lm_call import find_max_positions, pass_cache, plain_weight
 from lattice_bpd.verify.call_limits import CallLimits, Windows, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_tree_refusal
@@ -99,8 +99,8 @@ class Seq2SeqTarget:
         ids = torch.tensor(rows, device=self.device)
         mask = None
         if min(map(len, sources)) < longest:
-            sizes = torch.tensor([len(source) for source in sources])
-            mask = (torch.arange(longest) < sizes[:, None]).long().to(self.device)
+            sizes = torch.tensor([len(source) for source in sources], device="cpu")
+            mask = (torch.arange(longest, device="cpu") < sizes[:, None]).long().to(self.device)
         with _describe_lack_of_memory("encode", ids):
             output = self.encoder(input_ids=ids, attention_mask=mask)
         states: Tensor = output.last_hidden_state
@@ -202,7 +202,7 @@ class Seq2SeqTarget:
     def new_cache(self) -> Any:
         """A cache that covers no token, over a source of one token."""
         source = self.encode([[0]])
-        _, cache = self.read_prompts(torch.tensor([self.decoder_prompt[:1]]).to(self.device),
+        _, cache = self.read_prompts(torch.tensor([self.decoder_prompt[:1]], device=self.device),
                                      source=source)  # fmt: skip
         cache.set_width(0)
         return cache
@@ -266,6 +266,7 @@ def _check_encoder_decoder(model: Any) -> Any:
             "transformers with an output embedding; load one with AutoModelForSeq2SeqLM"
         )
     refuse_adapters(model)
+    check_weights(model)
     return model
 
 
@@ -331,9 +332,9 @@ def _count_target_ids(base: Any, embedding: Any) -> tuple[int, torch.device]:
 
     Quantized and wrapped output embeddings have no weight of floats; the model is called instead.
     """
-    weight = getattr(embedding, "weight", None)
-    if isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point():
+    weight = plain_weight(base, embedding)
+    if weight is not None:
         return int(weight.shape[0]), weight.device
-    ids = torch.zeros(1, 1, dtype=torch.long, device=base.device)
+    ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(base))
     logits = base(input_ids=ids, decoder_input_ids=ids).logits
     return int(logits.shape[-1]), logits.device

@@ -70,8 +70,8 @@ def collate(pairs: Sequence[Pair], prompt: Sequence[int]) -> PairBatch:
                 "tokens; expected one or more of each; leave empty lines out"
             )
     source = _pad([list(pair.source) for pair in pairs], 0)
-    sizes = torch.tensor([len(pair.source) for pair in pairs])
-    mask = (torch.arange(source.shape[1]) < sizes[:, None]).long()
+    sizes = torch.tensor([len(pair.source) for pair in pairs], device="cpu")
+    mask = (torch.arange(source.shape[1], device="cpu") < sizes[:, None]).long()
     tokens = _pad([[*prompt, *pair.output[:-1]] for pair in pairs], 0)
     given = [IGNORED] * (len(prompt) - 1)
     labels = _pad([[*given, *pair.output] for pair in pairs], IGNORED)
@@ -98,14 +98,14 @@ def shuffled_batches(
         )
     generator = torch.Generator().manual_seed(seed)
     while True:
-        order = torch.randperm(len(pairs), generator=generator).tolist()
+        order = torch.randperm(len(pairs), generator=generator, device="cpu").tolist()
         pools = [
             order[i : i + _POOL * batch_size] for i in range(0, len(order), _POOL * batch_size)
         ]
         for pool in pools:
             pool.sort(key=lambda number: (len(pairs[number].output), len(pairs[number].source)))
             groups = [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
-            for index in torch.randperm(len(groups), generator=generator).tolist():
+            for index in torch.randperm(len(groups), generator=generator, device="cpu").tolist():
                 yield collate([pairs[number] for number in groups[index]], prompt)
 
 
@@ -208,4 +208,4 @@ def _search(
 
 def _pad(rows: list[list[int]], value: int) -> Tensor:
     longest = max(map(len, rows))
-    return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+    return torch.tensor([row + [value] * (longest - len(row)) for row in rows], device="cpu")

@@ -321,8 +321,9 @@ def _time_heads(model: PreTrainedModel, job: BuildJob, positions: float) -> floa
     for steps in (1, 1, 1 + _HEAD_STEPS):  # first calls are slow
         count = steps * options.batch_size
         sample = Positions(
-            torch.randn(count + options.num_slots, width).bfloat16(), torch.arange(count),
-            torch.randint(size, (count,)), torch.randint(size, (count, options.num_slots)),
+            torch.randn(count + options.num_slots, width, device="cpu").bfloat16(),
+            torch.arange(count, device="cpu"), torch.randint(size, (count,), device="cpu"),
+            torch.randint(size, (count, options.num_slots), device="cpu"),
         )  # fmt: skip
         start = time.perf_counter()
         train_vocabulary_heads(model, sample, range(min(size, options.draft_vocab_size)), options)

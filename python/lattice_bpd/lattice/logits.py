@@ -191,7 +191,7 @@ def _aligned(num_bytes: int) -> int:
 def _allocate_pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
     import torch
 
-    return torch.empty(size, dtype=dtype, pin_memory=True)
+    return torch.empty(size, dtype=dtype, pin_memory=True, device="cpu")
 
 
 def _upload(buffer: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event]:

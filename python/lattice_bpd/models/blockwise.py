@@ -22,6 +22,7 @@ from lattice_bpd.models.checkpoint import load_heads, load_target, save_checkpoi
 from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.head_files import warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
+from lattice_bpd.models.hooks import device_of, loaded
 from lattice_bpd.models.lm_call import (
     build_inputs,
     cache_argument,
@@ -99,10 +100,11 @@ class BlockwiseLM(nn.Module):
                 heads.attach(base)
             return
         if isinstance(heads, nn.Module):
-            heads.to(device=base.device, dtype=base.dtype)
+            heads.to(device=device_of(base), dtype=base.dtype)
         if isinstance(heads, VocabularyHeads):
             heads.attach(base)
-        check_heads(heads, self.output_embedding.weight)
+        with loaded(self.output_embedding):
+            check_heads(heads, self.output_embedding.weight)
         warn_of_other_target(heads, base, "BlockwiseLM")
 
     @property
@@ -127,8 +129,8 @@ class BlockwiseLM(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the output embedding, and of inputs."""
-        return self.output_embedding.weight.device
+        """The device of inputs."""
+        return device_of(self.base)
 
     @property
     def output_embedding(self) -> nn.Linear:

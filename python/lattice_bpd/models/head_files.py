@@ -107,8 +107,8 @@ class TargetSample:
         names = [name for name in self.values if name in matrices]
         if not names:
             return []
-        expected = torch.tensor([self.values[name] for name in names])
-        found = torch.tensor([_sample(matrices[name]) for name in names])
+        expected = torch.tensor([self.values[name] for name in names], device="cpu")
+        found = torch.tensor([_sample(matrices[name]) for name in names], device="cpu")
         differs = _differ(expected, found).any(dim=1).tolist()
         return [name for name, is_other in zip(names, differs, strict=True) if is_other]
 
@@ -151,7 +151,7 @@ def _matrices_of(target: nn.Module) -> dict[str, Tensor]:
 
 def _sample(weight: Tensor) -> tuple[float, ...]:
     """Values at equal distances."""
-    positions = torch.arange(1, _NUM_VALUES + 1) * weight.numel() // (_NUM_VALUES + 1)
+    positions = torch.arange(1, _NUM_VALUES + 1, device="cpu") * weight.numel() // (_NUM_VALUES + 1)
     return tuple(weight[torch.unravel_index(positions, weight.shape)].float().tolist())
 
 

@@ -31,7 +31,9 @@ from lattice_bpd._core import FormatError
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import use_torch_threads
 from lattice_bpd.models.head_files import HeadFiles, SavedHeads
+from lattice_bpd.models.hooks import device_of, loaded
 from lattice_bpd.models.linear import VECTOR, CpuLinear, linear
+from lattice_bpd.models.model_facts import version_of
 
 BLOCKWISE_FILES = HeadFiles(
     "blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1}, {"vocab_size": None}
@@ -173,21 +175,20 @@ class VocabularyHeads(SavedHeads):
         reads_exact_token: bool = True,
     ) -> None:
         super().__init__()
-        ids = torch.as_tensor(token_ids, dtype=torch.int64)
-        sizes = (len(ids), hidden_size, vocab_size, num_slots, inner_size)
+        self.token_ids: Tensor
+        self.register_buffer("token_ids", torch.as_tensor(token_ids, dtype=torch.int64))
+        sizes = (len(self.token_ids), hidden_size, vocab_size, num_slots, inner_size)
         if min(sizes) < 1:
             raise ValueError(f"VocabularyHeads: sizes are {sizes}; expected 1 or more of each")
         self.hidden_size, self.vocab_size, self.num_slots = hidden_size, vocab_size, num_slots
         self.inner_size, self.reads_exact_token = inner_size, reads_exact_token
-        self.token_ids: Tensor
-        self.register_buffer("token_ids", ids)
         self.inner = nn.Linear(hidden_size * (1 + reads_exact_token), num_slots * inner_size)
         # Zero: each head starts as a copy of the target's own prediction.
         self.outer_weight = nn.Parameter(torch.zeros(num_slots * hidden_size, inner_size))
         self.outer_bias = nn.Parameter(torch.zeros(num_slots, hidden_size))
         self._target: tuple[Any, Any, Tensor, Tensor | None] | None = None
         self._packed: tuple[Any, ...] = ()
-        if not ids.is_meta:
+        if not self.token_ids.is_meta:
             self._check_tensors()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,7 +210,9 @@ class VocabularyHeads(SavedHeads):
                 f"VocabularyHeads: the heads are for an output embedding of shape {expected}, the "
                 f"target has one of {found}; use heads that were trained on this target"
             )
-        self._target = base.get_input_embeddings(), output, *take_rows(output, self.token_ids)
+        with loaded(output):
+            rows = take_rows(output, self.token_ids)
+        self._target = base.get_input_embeddings(), output, *rows
 
     def draft_states(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """States whose products with the output embedding are the logits.
@@ -245,7 +248,7 @@ class VocabularyHeads(SavedHeads):
         """(K, D) rows and (K,) bias of the target's output embedding; after `attach`."""
         assert self._target is not None
         embed, output, rows, bias = self._target
-        if rows.device != (device := output.weight.device):  # the target moved
+        if rows.device != (device := self.outer_bias.device):  # both were moved
             rows, bias = rows.to(device), None if bias is None else bias.to(device)
             self._target = embed, output, rows, bias
         return rows, bias
@@ -280,17 +283,17 @@ class VocabularyHeads(SavedHeads):
         assert self._target is not None
         (embed, output), (rows, bias) = self._target[:2], self.output_rows()
         weights = self.inner.weight, self.outer_weight, output.weight
-        versions = [(id(one), one.is_inference() or one._version) for one in weights]
+        versions = [version_of(one) for one in weights]
         if self._packed[:1] != (versions,):
             use_torch_threads()
             arrays = (
                 self.inner.weight, self.inner.bias, self.outer_weight, self.outer_bias, rows,
-                torch.zeros(0) if bias is None else bias, self.token_ids.int(),
+                torch.zeros(0, device="cpu") if bias is None else bias, self.token_ids.int(),
             )  # fmt: skip
             sizes = self.num_slots, self.hidden_size, self.inner_size
             packed = _core.PackedHeads(*sizes, *map(_to_array, arrays))
             self._packed = versions, packed, weights  # kept, so that no other one has their id
-        embedding = embed(exact_tokens) if self.reads_exact_token else torch.zeros(0)
+        embedding = embed(exact_tokens) if self.reads_exact_token else torch.zeros(0, device="cpu")
         ids, scores = self._packed[1].candidates(
             _to_array(hidden), _to_array(embedding), top_k, torch.get_num_threads()
         )
@@ -314,7 +317,7 @@ class VocabularyHeads(SavedHeads):
     @classmethod
     def _from_sizes(cls, sizes: dict[str, Any]) -> VocabularyHeads:
         size = sizes.pop("draft_vocab_size")
-        return cls(torch.empty(size, dtype=torch.int64), **sizes)
+        return cls(torch.empty(size, dtype=torch.int64, device="meta"), **sizes)
 
     def _check_tensors(self) -> None:
         ids = self.token_ids.tolist()
@@ -384,7 +387,7 @@ class FirstHead(nn.Linear):
         layer = cast(nn.Linear, projection)
         self.out_features, self.in_features = layer.weight.shape
         self.weight, self.bias = layer.weight, layer.bias
-        self.network = network.to(device=layer.weight.device, dtype=layer.weight.dtype)
+        self.network = network.to(device=device_of(layer), dtype=layer.weight.dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., V) float logits of head 1 from hidden states (..., D)."""
@@ -394,7 +397,8 @@ class FirstHead(nn.Linear):
 def project_states(embedding: nn.Module, states: Tensor) -> Tensor:
     """(..., V) float logits of head states (..., D), without head 1's network."""
     if isinstance(embedding, FirstHead):
-        return linear(states, embedding.weight, embedding.bias)
+        with loaded(embedding):
+            return linear(states, embedding.weight, embedding.bias)
     return cast(Tensor, embedding(states))
 
 

@@ -4,13 +4,20 @@ Adapters of PEFT and of `adapters` that do not act on every token alike are refu
 the model's `forward` on parts of a text. A prompt that the adapter adds, layers that are active
 after certain tokens only, and experts that are chosen by the content of a call are not part of
 that, and a comparison on one text need not show it. So they are recognized by the config.
+
+Hooks of accelerate keep weights elsewhere between calls (CPU and disk offload), as tensors on the
+meta device, which has no values. So devices are those that hooks name, and modules are called.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
+from torch import nn
 
 # Types of PEFT whose layers are functions of a token's own state and of fixed weights.
 _TOKEN_WISE = frozenset({
@@ -49,6 +56,44 @@ def as_own(function: Callable[..., Any]) -> Callable[..., Any]:
 def is_own(function: Any) -> bool:
     """Whether `as_own` marked a function."""
     return getattr(function, "_lattice_bpd", False) is True
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """The device of a module's inputs: that of its weights, or where a hook executes it."""
+    weight = next(module.parameters())
+    if not weight.is_meta and "_hf_hook" not in vars(module):
+        return weight.device
+    for part in module.modules():
+        hook = vars(part).get("_hf_hook")
+        for one in getattr(hook, "hooks", (hook,)):
+            device = getattr(one, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return weight.device
+
+
+@contextmanager
+def loaded(module: nn.Module) -> Iterator[None]:
+    """Inside, the weights of a module that hooks offload have values, as in its call."""
+    hook = vars(module).get("_hf_hook")
+    if hook is None:
+        yield
+        return
+    hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        hook.post_forward(module, None)
+
+
+def check_weights(base: nn.Module) -> None:
+    """Raise ValueError if weights are on the meta device and no hook loads them."""
+    is_hooked = any("_hf_hook" in vars(module) for module in base.modules())
+    if not is_hooked and any(weight.is_meta for weight in base.parameters()):
+        raise ValueError(
+            "decode: the model's weights are on the meta device, which holds no values; expected a "
+            "loaded model; load it with from_pretrained"
+        )
 
 
 def refuse_adapters(model: Any) -> None:

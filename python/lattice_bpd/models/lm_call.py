@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from lattice_bpd.models.forward import LMOutput, call_forward, call_inner, has_own_call
-from lattice_bpd.models.hooks import refuse_adapters
+from lattice_bpd.models.hooks import check_weights, device_of, refuse_adapters
 from lattice_bpd.models.model_facts import facts_of
 
 _PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids for comparisons
@@ -53,7 +53,7 @@ def unwrap_model(model: Any) -> Any:
 @torch.inference_mode()
 def _check_wrapper(wrapper: nn.Module, inner: PreTrainedModel) -> None:
     """Raise TypeError if the wrapper's logits are not those of the wrapped model."""
-    ids = torch.tensor([_PROMPT], device=inner.device)
+    ids = torch.tensor([_PROMPT], device=device_of(inner))
     try:
         output = wrapper(input_ids=ids)
     except Exception:  # it cannot be called like an LM, so it is only a container
@@ -161,7 +161,7 @@ def _has_position_ids(base: PreTrainedModel) -> bool:
 @torch.inference_mode()
 def _numbers_itself(base: PreTrainedModel) -> bool:
     """Whether `generate` passes a model no positions, and passing them changes its logits."""
-    device = next(base.parameters()).device
+    device = device_of(base)
     ids = torch.tensor([_PROMPT], device=device)
     steps = torch.arange(len(_PROMPT), device=device)[None]
     model: Any = base
@@ -187,7 +187,7 @@ def counts_padding(base: PreTrainedModel) -> bool:
     """Whether padding on the left changes a model's logits, though the attention mask hides it."""
     facts, model = facts_of(base), cast(Any, base)
     if "counts_padding" not in facts:
-        ids = torch.tensor([_PROMPT], device=next(base.parameters()).device)
+        ids = torch.tensor([_PROMPT], device=device_of(base))
         padded, mask = ids.repeat(1, 2), torch.ones_like(ids).repeat(1, 2)
         mask[:, : ids.shape[1]] = 0
         try:
@@ -226,20 +226,38 @@ def _signature(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(forward).parameters
 
 
-@torch.inference_mode()
+def plain_weight(base: nn.Module, embedding: Any) -> Tensor | None:
+    """An output embedding's (V, D) weight of floats; None for others, and where hooks move it."""
+    weight: Any = getattr(embedding, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        return None
+    return None if weight.is_meta or "_hf_hook" in vars(base) else weight
+
+
 def find_sizes(base: Any, embedding: Any) -> tuple[int, torch.device, torch.dtype]:
     """The number of token ids, and the device and dtype of the hidden states.
 
     A weight of floats names them. Quantized and wrapped output embeddings have none, or one of
-    another shape, so the model is called with one token.
+    another shape, and hooks of accelerate move weights and states, so the model is called with one
+    token, once.
 
     Raises:
         TypeError: it returns no logits.
     """
-    weight = getattr(embedding, "weight", None)
-    if isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point():
+    weight = plain_weight(base, embedding)
+    if weight is not None:
         return int(weight.shape[0]), weight.device, base.dtype
-    ids = torch.zeros(1, 1, dtype=torch.long, device=base.device)
+    sizes = facts_of(base).setdefault("sizes", {})
+    if embedding not in sizes:
+        sizes[embedding] = _read_sizes(base, embedding)
+    found: tuple[int, torch.device, torch.dtype] = sizes[embedding]
+    return found
+
+
+@torch.inference_mode()
+def _read_sizes(base: Any, embedding: Any) -> tuple[int, torch.device, torch.dtype]:
+    """See `find_sizes`."""
+    ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(base))
     try:
         output = call_forward(base, embedding, {"input_ids": ids}, needs_hidden=False)
     except AttributeError as error:
@@ -302,7 +320,8 @@ def check_causal(base: Any) -> PreTrainedModel:
 
     Raises:
         TypeError: another model, or one without an output embedding.
-        ValueError: it takes no cache, or has adapters that do not act on every token alike.
+        ValueError: it takes no cache, has weights without values, or adapters that do not act on
+            every token alike.
     """
     name = type(base).__name__
     if not isinstance(base, PreTrainedModel):
@@ -316,6 +335,7 @@ def check_causal(base: Any) -> PreTrainedModel:
             "with AutoModelForCausalLM"
         )
     refuse_adapters(base)
+    check_weights(base)
     try:
         embedding = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     except Exception:  # some models without one raise an AttributeError

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -11,6 +14,18 @@ from torch.nn.modules import module as globals_of_modules
 from lattice_bpd.models.hooks import is_own
 
 _FACTS: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()
+_CALL = threading.local()  # facts of the models that this thread's call has described
+
+
+@contextmanager
+def described_once() -> Iterator[None]:
+    """Inside, `facts_of` describes each model once: a call of `generate` changes none."""
+    outer = getattr(_CALL, "facts", None)
+    _CALL.facts = WeakKeyDictionary()
+    try:
+        yield
+    finally:
+        _CALL.facts = outer
 
 
 def facts_of(model: nn.Module) -> dict[Any, Any]:
@@ -18,12 +33,18 @@ def facts_of(model: nn.Module) -> dict[Any, Any]:
 
     Empty after a change of modules, of a `forward` (of a class or of an object), of hooks, of
     weights, of the mode or of the config. Takes about a millisecond for 400 modules, so a decoding
-    step keeps what it needs.
+    step keeps what it needs, and a call of `generate` is inside `described_once`.
     """
+    in_call: Any = getattr(_CALL, "facts", None)
+    facts: dict[Any, Any] | None = None if in_call is None else in_call.get(model)
+    if facts is not None:
+        return facts
     state = _describe(model)
     known = _FACTS.get(model)
     if known is None or known[0] != state:
         known = _FACTS[model] = (state, {})
+    if in_call is not None:
+        in_call[model] = known[1]
     return known[1]
 
 
@@ -42,7 +63,7 @@ def _describe(model: nn.Module) -> list[Any]:
             state.append(_identity(forward))
         for name in ("_forward_hooks", "_forward_pre_hooks"):
             state += [key for key, hook in own[name].items() if not is_own(hook)]
-        state += [_version(weight) for weight in own["_parameters"].values() if weight is not None]
+        state += [version_of(one) for one in own["_parameters"].values() if one is not None]
     return state
 
 
@@ -52,7 +73,12 @@ def _identity(function: Any) -> Any:
     return ref(function) if owner is None else (id(owner), ref(function.__func__))
 
 
-def _version(weight: Tensor) -> tuple[int, int, int]:
-    """Changes with the tensor, its memory and every assignment to its values."""
+def version_of(weight: Tensor) -> tuple[int, int, int]:
+    """Changes with the tensor, its memory and every assignment to its values.
+
+    The same for all without values, such as offloaded ones, which are new tensors after each call.
+    """
+    if weight.is_meta:
+        return 0, 0, 0
     written = 0 if weight.is_inference() else weight._version
     return id(weight), weight.data_ptr(), written

@@ -113,11 +113,13 @@ def vary_exchanges(
         chosen: indices of those to vary, one or more.
         token_ids: the draft vocabulary, whose tokens are put in.
     """
-    generator, ids = torch.Generator().manual_seed(0), torch.tensor(token_ids)
+    generator, ids = torch.Generator().manual_seed(0), torch.tensor(token_ids, device="cpu")
     sizes = [len(exchanges[number].response) for number in chosen]
-    tokens = torch.tensor([token for n in chosen for token in exchanges[n].response])
+    tokens = torch.tensor([token for n in chosen for token in exchanges[n].response], device="cpu")
     places = [states.starts[n] + np.arange(size) for n, size in zip(chosen, sizes, strict=True)]
-    changed = (torch.rand(len(tokens), generator=generator) < _CHANGED).nonzero().squeeze(1)
+    changed = (
+        (torch.rand(len(tokens), generator=generator, device="cpu") < _CHANGED).nonzero().squeeze(1)
+    )
     rows = states.rows[torch.from_numpy(np.concatenate(places))[changed]]
     output_rows = take_rows(model.get_output_embeddings(), ids)  # type: ignore[no-untyped-call]
     indices, shares = _find_distributions(output_rows, rows)
@@ -176,7 +178,8 @@ def train_vocabulary_heads(
         token_ids, width, vocab_size, num_slots=options.num_slots, inner_size=options.inner_size
     ).to(model.device)
     heads.attach(model)
-    is_known = torch.zeros(vocab_size + 1, dtype=torch.bool)  # the last one for labels of -1
+    # the last one for labels of -1
+    is_known = torch.zeros(vocab_size + 1, dtype=torch.bool, device="cpu")
     is_known[heads.token_ids.cpu()] = True
     # Not where a checkpoint has the result.
     distributions = functools.cache(
@@ -186,12 +189,15 @@ def train_vocabulary_heads(
     steps = max(1, math.ceil(options.epochs * count / size))
     generator = torch.Generator().manual_seed(0)
     order = torch.cat([
-        torch.randperm(count, generator=generator) for _ in range(math.ceil(options.epochs) + 1)
+        torch.randperm(count, generator=generator, device="cpu")
+        for _ in range(math.ceil(options.epochs) + 1)
     ])  # fmt: skip
 
     def backward(step: int) -> dict[int, float]:
         batch = order[step * size : (step + 1) * size]
-        predicted_by = positions.rows[batch, None] + torch.arange(1, options.num_slots + 1)
+        predicted_by = positions.rows[batch, None] + torch.arange(
+            1, options.num_slots + 1, device="cpu"
+        )
         predicted_by[~is_known[positions.labels[batch]]] = -1
         labels = predicted_by.flatten().to(model.device)
         with _autocast(model):
@@ -281,9 +287,9 @@ def measure_accuracy(
 ) -> list[float]:
     """For each slot the share of positions whose token is the head's best candidate."""
     heads.attach(model)
-    right = torch.zeros(heads.num_slots)
+    right = torch.zeros(heads.num_slots, device="cpu")
     for start in range(0, len(positions.rows), _BATCH):
-        batch = torch.arange(start, min(start + _BATCH, len(positions.rows)))
+        batch = torch.arange(start, min(start + _BATCH, len(positions.rows)), device="cpu")
         with _autocast(model):
             logits = heads.draft_logits(*_take(heads, positions, batch))
         best = heads.token_ids[logits.argmax(dim=-1)].cpu()

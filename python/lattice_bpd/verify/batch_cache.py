@@ -411,11 +411,11 @@ def pad_left(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Texts in one call: (B, T) int64 ids; mask and positions, None where all are equally long."""
     longest = max(map(len, texts))
-    padding = torch.tensor([[longest - len(text)] for text in texts])
+    padding = torch.tensor([[longest - len(text)] for text in texts], device="cpu")
     ids = torch.tensor([[*[0] * (longest - len(text)), *text] for text in texts], device=device)
     if not padding.any():
         return ids, None, None
-    steps = torch.arange(longest).expand(len(texts), -1)
+    steps = torch.arange(longest, device="cpu").expand(len(texts), -1)
     return ids, (steps >= padding).long().to(device), (steps - padding).clamp(min=0).to(device)
 
 

@@ -209,7 +209,9 @@ def copy_on_device(
 def pad_sources(sources: Sequence[Sequence[int]]) -> Tensor:
     """(B, A) int64; shorter rows are padded with their first entry, or with 0."""
     longest = max(map(len, sources))
-    return torch.tensor([[*row, *[row[0] if row else 0] * (longest - len(row))] for row in sources])
+    return torch.tensor(
+        [[*row, *[row[0] if row else 0] * (longest - len(row))] for row in sources], device="cpu"
+    )
 
 
 _SPARE = 64  # positions beyond those of a call, so that buffers last for several calls

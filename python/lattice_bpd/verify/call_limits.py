@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd import _core
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import read_parts, read_tokens, texts_match
@@ -206,9 +207,8 @@ def reset_frequencies(base: Any) -> None:
     They keep the longest length since the last call within the limit, so the output of a long
     prompt would depend on earlier texts. A call of one token resets them.
     """
-    device = next(base.parameters()).device
     with torch.inference_mode():
-        base(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
+        base(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(base)), use_cache=False)
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ from transformers.masking_utils import sdpa_mask
 
 from lattice_bpd import _core
 from lattice_bpd.lattice.logits import use_torch_threads
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.linear import MOST_STATES, VECTOR, CpuLinear
 
 NAME = "lattice_bpd"
@@ -41,7 +42,7 @@ def use_cpu_kernels(model: PreTrainedModel) -> bool:
         has no indexer (which hides keys from those of torch only), where torch (2.10 or later)
         offers its threads. Results change by rounding alone.
     """
-    if model.device.type != "cpu" or not use_torch_threads():
+    if device_of(model).type != "cpu" or not use_torch_threads():
         return False
     for module in model.modules():
         if type(module) is nn.Linear and MOST_STATES:

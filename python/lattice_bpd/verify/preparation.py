@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
 
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.lm_call import CACHE_NAMES, pass_cache, takes_position_ids
 from lattice_bpd.verify.call_limits import named_boundaries
 
@@ -80,11 +81,11 @@ def overrides_preparation(base: Any) -> bool:
 def _prepare(base: Any, text: list[int], shift: int, *, is_first: bool) -> str:
     """What the method returns for a text of which the last token is new, or all are."""
     size = len(text)
-    ids = torch.tensor([text], device=base.device)
+    ids = torch.tensor([text], device=device_of(base))
     cache = _SizedCache(base.config.get_text_config(decoder=True), 0 if is_first else size - 1)
     options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "use_cache": True}
     if takes_position_ids(base):
-        options["position_ids"] = torch.arange(size, device=base.device)[None]
+        options["position_ids"] = torch.arange(size, device=ids.device)[None]
     options |= {"is_first_iteration": True} if is_first else {"next_sequence_length": 1}
     try:
         inputs = base.prepare_inputs_for_generation(ids, **pass_cache(base, cache), **options)

@@ -96,9 +96,9 @@ def _try_tree(target: Any, implementation: str) -> str | None:
     if not target.takes_positions:
         return f"{type(target.base.base_model).__name__} takes no position ids"
     # tokens 0 1 2 are the text; 3 and 4 both follow it
-    allowed = torch.ones(5, 5, dtype=torch.bool).tril()
+    allowed = torch.ones(5, 5, dtype=torch.bool, device="cpu").tril()
     allowed[4, 3] = False
-    mask = torch.zeros(1, 1, 5, 5, dtype=target.dtype)
+    mask = torch.zeros(1, 1, 5, 5, dtype=target.dtype, device="cpu")
     mask.masked_fill_(~allowed, torch.finfo(target.dtype).min)
     mask = mask.to(target.device)
     positions = torch.tensor([[0, 1, 2, 3, 3]], device=target.device)

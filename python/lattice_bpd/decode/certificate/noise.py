@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lattice_bpd.decode.certificate.own_generate import Choices, Take, write_plainly
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.lm_call import cache_argument
 from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.rounding import rounding_bound
@@ -182,13 +183,13 @@ class _Readings:
     def __post_init__(self) -> None:
         """The ids to read, and the index in them that predicts each position."""
         self.base: Any = self.target.base
-        self.device = self.base.get_input_embeddings().weight.device
+        self.device = device_of(self.base)
         boundaries = self.target.limits.boundaries
         # Rotary frequencies of a call across a boundary are not those of `generate` before it.
         end = next((boundary for boundary in boundaries if boundary >= len(self.prompt)), None)
         ids = [*self.prompt, *self.token_ids[:-1]]
         self.ids, self.is_cut = ids[:end], len(ids) > len(ids[:end])
-        rows = torch.tensor(self.positions) + len(self.prompt) - 1
+        rows = torch.tensor(self.positions, device="cpu") + len(self.prompt) - 1
         self.rows = rows[rows < len(self.ids)]
         parameters = inspect.signature(self.base.forward).parameters
         self.takes_positions = "position_ids" in parameters  # as `generate` decides it
@@ -220,7 +221,7 @@ class _Readings:
         supports = getattr(self.base, "_supports_logits_to_keep", None)
         if supports is not None and supports():  # long prompts have large logits
             inputs["logits_to_keep"] = wanted.to(self.device)
-            wanted = torch.arange(len(wanted))
+            wanted = torch.arange(len(wanted), device="cpu")
         if self.source is not None:
             sources = torch.tensor([list(self.source)] * len(rows), device=self.device)
             inputs |= {"input_ids": sources, "decoder_input_ids": ids}
@@ -253,7 +254,7 @@ class _Readings:
         spans = [(0, first), *((n, n + length) for n in range(first, len(self.ids), length))]
         for start, end in spans:
             inside = self.rows[(self.rows >= start) & (self.rows < end)] - start
-            wanted = inside if len(inside) else torch.tensor([0])
+            wanted = inside if len(inside) else torch.tensor([0], device="cpu")
             logits = self._call([self.ids[start:end]], wanted, start, use_cache=True, **cache)
             kept.append(logits[: len(inside)])
         return torch.cat(kept)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.verify.greedy import FloatRow, greedy_tokens, logits_row
 
 Take = Callable[[int, Tensor], None]
@@ -54,16 +55,17 @@ def write_text(
     """
     if not token_ids:
         return
-    ids = torch.tensor([list(input_ids)], device=base.get_input_embeddings().weight.device)
-    base.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=len(token_ids),
-        logits_processor=LogitsProcessorList([_WriteText(token_ids, take)]),
-        **options,
-    )
+    ids = torch.tensor([list(input_ids)], device=device_of(base))
+    with ids.device:  # sliding-window layers of transformers 5.24 name none
+        base.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=len(token_ids),
+            logits_processor=LogitsProcessorList([_WriteText(token_ids, take)]),
+            **options,
+        )
 
 
 def write_plainly(
@@ -88,7 +90,7 @@ def write_plainly(
         write_text(plain, prompt, token_ids, take)
         return
     plain.generation_config.decoder_start_token_id = prompt[0]
-    start = torch.tensor([list(prompt)], device=plain.device)
+    start = torch.tensor([list(prompt)], device=device_of(base))
     write_text(plain, source, token_ids, take, decoder_input_ids=start)
 
 

@@ -52,6 +52,7 @@ from lattice_bpd.decode.state.text_rules import TokenRecords
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.models.lm_call import CACHE_NAMES, build_inputs
+from lattice_bpd.models.model_facts import described_once
 from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 
@@ -167,6 +168,7 @@ class CustomGenerate:
         with (
             ending_stream(streamer),
             errors_named(_WHERE, "decode", "generate", "make_drafter"),
+            described_once(),
         ):
             if caller.get("assistant_model") is not None:
                 raise ValueError(
@@ -266,7 +268,7 @@ class CustomGenerate:
             if count == 0 or record.selector is None:
                 continue
             if needs_prefill(base, model_kwargs):  # padding after an image is not read again
-                logits = torch.full((count, drafting.vocab_size), torch.nan)
+                logits = torch.full((count, drafting.vocab_size), torch.nan, device="cpu")
             else:
                 ids = torch.cat([row, tokens[:-1]])[None]
                 logits = base(**build_inputs(base, ids, use_cache=False)).logits[0, -count:]
@@ -352,4 +354,4 @@ def _append(input_ids: Tensor, decoded: list[list[int]], config: GenerationConfi
     padding = getattr(config, "_pad_token_tensor", None)
     fill = 0 if padding is None else int(padding)
     rows = [tokens + [fill] * (longest - len(tokens)) for tokens in decoded]
-    return torch.cat([input_ids, torch.tensor(rows).to(input_ids)], dim=1)
+    return torch.cat([input_ids, torch.tensor(rows, device="cpu").to(input_ids)], dim=1)

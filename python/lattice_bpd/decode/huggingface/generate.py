@@ -30,7 +30,6 @@ from lattice_bpd.decode.loop.arguments import (
     MAX_NEW_TOKENS,
     Options,
     check_stop_tokens,
-    check_weights,
     ending_stream,
 )
 from lattice_bpd.decode.loop.decode import check_rule, decode_prompts
@@ -46,6 +45,7 @@ from lattice_bpd.decode.state.text_rules import (
 )
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig, check_used
+from lattice_bpd.models.model_facts import described_once
 from lattice_bpd.verify.acceptance.rules import Acceptance
 
 
@@ -287,9 +287,9 @@ def generate(
         TypeError: not a supported model, heads that are not callable, or an unknown option.
         MemoryError: a call did not fit into memory.
     """
-    with ending_stream(streamer), errors_named("generate", "decode", "make_drafter"):
+    named = errors_named("generate", "decode", "make_drafter")
+    with ending_stream(streamer), named, described_once():
         texts, several = read_prompts(input_ids, attention_mask, tokenizer)
-        check_weights(model)
         target = DraftingModel(model, heads)
         if max_new_tokens is not None:
             check_int("decode: max_new_tokens", max_new_tokens, 1)

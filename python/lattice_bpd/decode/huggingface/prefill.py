@@ -184,7 +184,7 @@ def find_shift(base: Any, position_ids: Tensor | None, lengths: Sequence[int]) -
     if position_ids.ndim == 3 and position_ids.shape[0] == 4:
         position_ids = position_ids[1:]  # the first counts the tokens, for packed sequences
     last = position_ids[..., -1].reshape(-1, position_ids.shape[-2]).cpu()
-    shifts = {int(shift) for shift in (last + 1 - torch.tensor(lengths)).flatten()}
+    shifts = {int(shift) for shift in (last + 1 - torch.tensor(lengths, device="cpu")).flatten()}
     if len(shifts) > 1:
         raise ValueError(_different_shifts(base, len(lengths)))
     return shifts.pop()

@@ -36,7 +36,7 @@ def sampling_rule(setting: Callable[[str], Any], count: int) -> ProcessedSamplin
         setting: returns a setting of the generation config by its name; None: the default.
         count: number of texts.
     """
-    seeds = torch.randint(0, 2**63 - 1, (count,)).tolist()
+    seeds = torch.randint(0, 2**63 - 1, (count,), device="cpu").tolist()
     temperature, top_p, min_p = (setting(name) for name in ("temperature", "top_p", "min_p"))
     return ProcessedSampling(
         1.0 if temperature is None else float(temperature),

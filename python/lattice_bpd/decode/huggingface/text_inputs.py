@@ -92,7 +92,7 @@ def check_token_types(token_type_ids: Any, base: Any) -> None:
 
 
 def _mask(text: TextInput, row: Any) -> TextInput:
-    mask = torch.as_tensor(row).to(torch.int64).cpu().reshape(-1)
+    mask = torch.as_tensor(row, device="cpu").to(torch.int64).reshape(-1)
     if len(mask) != len(text.token_ids) or not bool(mask.any()):
         raise ValueError(
             f"generate: attention_mask has {int((mask != 0).sum())} visible tokens of {len(mask)}, "

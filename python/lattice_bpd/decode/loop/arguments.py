@@ -86,19 +86,6 @@ def check_stop_tokens(value: Collection[int] | int, vocab_size: int) -> frozense
     )
 
 
-def check_weights(model: Any) -> None:
-    """Raise ValueError if the target's weights are on the meta device, which holds no values."""
-    base = getattr(model, "base", model)
-    parameters = getattr(base, "parameters", None)
-    if parameters is None or hasattr(base, "hf_device_map"):  # offloaded: loaded on demand
-        return
-    if any(weight.is_meta for weight in parameters()):
-        raise ValueError(
-            "generate: the model's weights are on the meta device, which holds no values; expected "
-            "a loaded model; load it with from_pretrained"
-        )
-
-
 def check_evaluation_mode(base: Any) -> None:
     """Raise ValueError if the target is in training mode, unless that changes nothing.
 

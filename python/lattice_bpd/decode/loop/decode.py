@@ -33,6 +33,7 @@ from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.decode.state.text_rules import RecordingSelector, TextRules, TokenRecords
 from lattice_bpd.extensions import CONSTRAINTS, load_extension
+from lattice_bpd.models.model_facts import described_once
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.greedy import TokenSelector
 
@@ -130,7 +131,7 @@ def decode(
         ImportError: a constraint, but lattice-bpd-constraints is not installed.
         MemoryError: a call did not fit into memory.
     """
-    with ending_stream(streamer):
+    with ending_stream(streamer), described_once():
         several = is_batch(prompt)
         prompts = prompt if several else [prompt]
         drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)

@@ -119,7 +119,7 @@ class _Run:
             observe(state, new)
         if options.streamer is not None:
             for token in new:  # one at a time, as `model.generate` does
-                options.streamer.put(torch.tensor([token]))
+                options.streamer.put(torch.tensor([token], device="cpu"))
 
     def drop_finished(self) -> None:
         """Remove finished sequences from the batch and the KV cache."""

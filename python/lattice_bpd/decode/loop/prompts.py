@@ -85,7 +85,7 @@ def read_prompts(
 ) -> tuple[list[Verification], BatchCache | RecurrentCache]:
     """Read the prompts; the exact token after each with its hidden state, and the cache."""
     if options.streamer is not None and options.streams_prompt:
-        options.streamer.put(torch.tensor(prompts.tokens))
+        options.streamer.put(torch.tensor(prompts.tokens, device="cpu"))
     lengths, longest = prompts.lengths, max(prompts.lengths)
     input_ids, mask, positions = pad_left(prompts.tokens, model.device)
     action = f"read {len(lengths)} prompts of {longest} tokens"

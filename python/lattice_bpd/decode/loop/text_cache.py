@@ -20,6 +20,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.models.model_facts import version_of
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import EMPTY
@@ -325,10 +326,7 @@ def _merge(rows: list[Layers]) -> Layers:
 
 def _weights_of(base: Any) -> int:
     """A number that changes with weights, dtype, device, hooks and active adapters of a model."""
-    weights = (
-        (id(w), w.data_ptr(), w.dtype, 0 if w.is_inference() else w._version)
-        for w in base.parameters()
-    )
+    weights = ((*version_of(weight), weight.dtype) for weight in base.parameters())
     modules = (
         (
             len(module._forward_hooks) + len(module._forward_pre_hooks),

@@ -14,6 +14,7 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.head_files import SavedHeads, warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
+from lattice_bpd.models.hooks import loaded
 from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.verify.target import CausalLMTarget, build_target
@@ -119,7 +120,8 @@ def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
                 "compared with it; expected an nn.Linear; load the model with an unquantized "
                 "output embedding, or decode without heads"
             )
-        check_heads(heads, weight)
+        with loaded(embedding):
+            check_heads(heads, embedding.weight)
         networks = heads  # its type is known here
         return HiddenStateHeads(
             lambda hidden: project_states(embedding, networks(hidden)), heads.num_slots

@@ -21,6 +21,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.verify.greedy import DraftCandidates, TokenSelector, greedy_tokens
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class TextRules:
     def plain(cls, prompt: Sequence[int], max_new_tokens: int) -> TextRules:
         """No processors and no criteria."""
         config = GenerationConfig()  # type: ignore[no-untyped-call]
-        ids = torch.tensor(prompt)
+        ids = torch.tensor(prompt, device="cpu")
         return cls(ids, max_new_tokens, LogitsProcessorList(), StoppingCriteriaList(), config)
 
     @property
@@ -303,11 +304,11 @@ def prepare_rules(
         )  # fmt: skip
         return input_ids
 
-    call_inputs = dict(inputs or {})
+    call_inputs, device = dict(inputs or {}), device_of(model)
     if attention_mask is not None:
-        call_inputs["attention_mask"] = attention_mask[None].to(model.device)
+        call_inputs["attention_mask"] = attention_mask[None].to(device)
     model.generate(
-        input_ids=prompt[None].to(model.device),
+        input_ids=prompt[None].to(device),
         custom_generate=record,
         stopping_criteria=StoppingCriteriaList(criteria),
         max_new_tokens=max_new_tokens,

@@ -414,5 +414,5 @@ class _Rules:
 
     def _prepare(self, prompt: Sequence[int]) -> TextRules:
         """The processors and criteria of the model's own `generate`."""
-        ids = torch.tensor(prompt)
+        ids = torch.tensor(prompt, device="cpu")
         return prepare_rules(self._target.base, ids, None, self._settings, self.max_new_tokens)

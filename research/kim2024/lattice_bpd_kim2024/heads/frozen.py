@@ -99,7 +99,7 @@ def _run(
     on_step: Callable[[TrainReport], None] | None,
 ) -> TrainReport:
     def backward(_: int) -> dict[int, float]:
-        batch = torch.randint(len(states), (options.batch_size,), generator=generator)
+        batch = torch.randint(len(states), (options.batch_size,), generator=generator, device="cpu")
         batch = batch.to(states.device)
         losses = _losses(model, states[batch], labels[batch])  # (H,)
         losses.sum().backward()  # type: ignore[no-untyped-call]

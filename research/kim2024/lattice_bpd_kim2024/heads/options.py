@@ -174,7 +174,7 @@ class HeadText:
     def take(self, starts: Tensor, length: int, device: torch.device) -> Tensor:
         """Sequences (B, length) int64 that start at `starts` (B,)."""
         sequences = self.token_ids[starts.numpy()[:, None] + np.arange(length)]
-        return torch.as_tensor(sequences.astype(np.int64)).to(device)
+        return torch.from_numpy(sequences.astype(np.int64)).to(device)
 
     def num_starts(self, length: int) -> int:
         """The number of possible start offsets."""
@@ -202,15 +202,16 @@ def sample_step(text: HeadText, options: TrainOptions, num_heads: int, step: int
     generator = torch.Generator().manual_seed(mix_seed(options.seed, step))
     length, count = options.sequence_length, options.sequences_per_step
     choices = text.num_starts(length + num_heads)
-    starts = torch.randint(choices, (count,), generator=generator) * (text.row_length or 1)
+    starts = torch.randint(choices, (count,), generator=generator, device="cpu")
+    starts *= text.row_length or 1
     usable = length - text.first_position
     total = count * usable
     chosen = max(1, round(options.head_fraction * total))
-    flat = torch.randperm(total, generator=generator)[:chosen].sort().values
+    flat = torch.randperm(total, generator=generator, device="cpu")[:chosen].sort().values
     positions = flat // usable * length + text.first_position + flat % usable
     heads = tuple(range(1 if options.train_base else 2, num_heads + 1))
     if options.one_head:
-        heads = (heads[int(torch.randint(len(heads), (), generator=generator))],)
+        heads = (heads[int(torch.randint(len(heads), (), generator=generator, device="cpu"))],)
     return StepSample(starts, positions, heads)
 
 

@@ -104,7 +104,7 @@ def _search(
     found: Any = model.generate(  # type: ignore[operator]
         batch, attention_mask=torch.ones_like(batch), generation_config=config
     )
-    return torch.as_tensor(found)
+    return torch.as_tensor(found, device=batch.device)
 
 
 def _check(model: PreTrainedModel, ids: torch.Tensor, count: int, temperature: float) -> None:

@@ -125,7 +125,8 @@ def build_untrained(job: HeadJob, vocab_size: int, seed: int) -> BlockwiseLM:
             if job.has_first_head:
                 attach_first_head(model.base, job.inner_size)
         with torch.no_grad():
-            model(torch.zeros(1, 2, dtype=torch.int64))  # fails here if sizes are inconsistent
+            ids = torch.zeros(1, 2, dtype=torch.int64, device="cpu")
+            model(ids)  # fails here if sizes are inconsistent
         return model
     except Exception as error:  # transformers raises various types
         raise FormatError(

@@ -169,7 +169,7 @@ class HeadTrainer(RunTrainer):
         share = 1.0
         if options.head_ramp > 0.0 and options.train_base:
             share = min(1.0, self.report.step / (options.head_ramp * self.report.steps))
-        lambdas = torch.tensor(self._lambdas)
+        lambdas = torch.tensor(self._lambdas, device="cpu")
         lambdas[1:] *= share / len(sample.positions)
         lambdas[0] /= options.sequences_per_step * options.sequence_length
         if options.one_head:

@@ -75,7 +75,8 @@ def measure_heads(
     step = text.row_length or 1
     offsets = np.linspace(0, text.num_starts(length) - 1, count).astype(np.int64) * step
     own = torch.from_numpy(offsets)[processes.rank :: processes.world_size]
-    sums = torch.zeros(3, model.num_heads, dtype=torch.float64)  # losses, hits, positions
+    # losses, hits, positions
+    sums = torch.zeros(3, model.num_heads, dtype=torch.float64, device="cpu")
     training = model.training, model.base.training
     model.eval()
     for starts in torch.split(own, batch_size) if len(own) else ():
@@ -100,7 +101,7 @@ def _measure(model: BlockwiseLM, pieces: Tensor, first: int, precision: str) -> 
     length = pieces.shape[1] - model.num_heads
     kept = torch.arange(len(hidden), device=hidden.device) % length >= first
     hidden, labels = hidden[kept], labels[kept]
-    sums = torch.zeros(3, model.num_heads, dtype=torch.float64)
+    sums = torch.zeros(3, model.num_heads, dtype=torch.float64, device="cpu")
     for rows, row_labels in zip(
         torch.split(hidden, _POSITIONS), torch.split(labels, _POSITIONS), strict=True
     ):
