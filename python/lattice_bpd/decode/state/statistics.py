@@ -31,8 +31,8 @@ class DecodeStats:
         draft_failures: steps whose draft failed, so that they decoded one token, by kind: "nan",
             "shape", "memory", or a kind defined by the drafter.
         seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "draft_model" (all of
-            its work), "lookup", "target" (only the verifying calls), "verify" (layout, acceptance,
-            rollback) and "total".
+            its work), "lookup", "target" (only the verifying calls), "predict" (selection of its
+            predictions), "verify" (layout, acceptance, rollback) and "total".
             On a GPU only the launches of a stage are timed; waiting is part of "verify". Sequences
             of a batch share its seconds equally, so that their sum is the batch's.
     """
