@@ -33,12 +33,14 @@ class Pretrained:
             cache, where other files are once they are needed.
         revision: the commit on the hub; None: a folder.
         trust_remote_code: whether the model's and the tokenizer's own code may run.
+        is_cached: the hub does not answer: only its cache is read.
     """
 
     name: str
     folder: Path
     revision: str | None = None
     trust_remote_code: bool = False
+    is_cached: bool = False
 
     @cached_property
     def base(self) -> str | None:
@@ -123,6 +125,8 @@ class Pretrained:
             ValueError: it needs code of its own that may not run.
         """
         given = {"trust_remote_code": self.trust_remote_code, **options}
+        if self.is_cached:  # else transformers tries for minutes
+            given["local_files_only"] = True
         try:
             return make(self.name, **given)
         except (ImportError, MemoryError):
@@ -167,12 +171,17 @@ def find_pretrained(name: str | Path | Pretrained, trust_remote_code: bool = Fal
     patterns = [_CONFIG, _ADAPTER, _TOKENIZER, *_OWN]
     patterns += [f"{kind}*" for kind in known_extensions(HEAD_FORMATS)]
     try:
+        hub.HfApi().model_info(match[1], revision=match[2])
+        is_cached = False
+    except Exception:  # what this means is found below
+        is_cached = True
+    try:
         folder = hub.snapshot_download(match[1], revision=match[2], allow_patterns=patterns)
-    except (OSError, ValueError) as error:  # requests and the hub's errors are OSError
+    except Exception as error:  # the hub's errors, and those of connections, are of many kinds
         raise FileNotFoundError(
             f"{name}: no such folder, and the hub does not provide it: {_explain(hub, error)}"
         ) from error
-    return Pretrained(match[1], Path(folder), Path(folder).name, trust_remote_code)
+    return Pretrained(match[1], Path(folder), Path(folder).name, trust_remote_code, is_cached)
 
 
 def _explain(hub: Any, error: Exception) -> str:

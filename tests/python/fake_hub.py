@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+import huggingface_hub
+import pytest
+import transformers
+
 
 class FakeHub(BaseHTTPRequestHandler):
     """Answers huggingface_hub; the server has `root` and `downloads`, the paths of files sent."""
@@ -120,3 +124,18 @@ def serve_hub(root: Path) -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def use_hub(address: str, cache: Path, *, offline: bool = False) -> Iterator[None]:
+    """This process takes another hub, as with HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE."""
+    constants = huggingface_hub.constants
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(constants, "ENDPOINT", address)
+        template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        patched.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patched.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patched.setattr(constants, "HF_HUB_OFFLINE", offline)
+        patched.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patched.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
+        yield

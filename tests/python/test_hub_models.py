@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
+import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from build_runs import chat_tokenizer
-from fake_hub import serve_hub
+from fake_hub import serve_hub, use_hub
+from lattice_bpd.cli import main
 from lattice_bpd.pretrained import find_pretrained
 from target_models import build_target
 
@@ -154,16 +156,6 @@ KINDS = {
 }  # fmt: skip
 TRUSTED = ("code", "tokenizer-code")
 CHATS = ("template", "shards", "code", "adapter")
-RUNS = """
-import contextlib, io, json, sys
-from lattice_bpd.cli import main
-
-for line in sys.stdin:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(json.loads(line))
-    print(json.dumps([status, out.getvalue(), err.getvalue()]))
-"""
 
 
 class Result(NamedTuple):
@@ -172,15 +164,16 @@ class Result(NamedTuple):
     err: str
 
 
-def run(root: Path, lines: list[list[str]], **environment: str) -> list[Result]:
-    """Commands in a process of its own, with an empty cache of the hub at root/home."""
-    environment = {**os.environ, "HF_HOME": str(root / "home"), "HF_HUB_DISABLE_XET": "1",
-                   "HF_HUB_DISABLE_TELEMETRY": "1", **environment}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", RUNS], input="\n".join(map(json.dumps, lines)), text=True,
-        capture_output=True, env=environment, cwd=root / "repositories", check=True,
-    )  # fmt: skip
-    return [Result(*json.loads(line)) for line in done.stdout.splitlines()]
+def run(root: Path, line: list[str], folder: str = "elsewhere") -> Result:
+    """A command in a folder below the root; hub names are no folders in most of them."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        (root / folder).mkdir(exist_ok=True)
+        patched.chdir(root / folder)
+        status = main(line)
+    return Result(status, out.getvalue(), err.getvalue())
 
 
 def command(kind: str, name: str) -> list[str]:
@@ -228,28 +221,35 @@ def expected(root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> list[int
 @pytest.fixture(scope="module")
 def results(root: Path) -> dict[str, Any]:
     """Of all kinds from folders, from the hub, and from its cache; and what was downloaded."""
-    lines = {("folder", kind): command(kind, f"./own/{kind}") for kind in KINDS}
-    folders = run(root, list(lines.values()), HF_HUB_OFFLINE="1")
-    found: dict[Any, Any] = dict(zip(lines, folders, strict=True))
-    (root / "elsewhere/repositories").mkdir(parents=True)  # no folder has a hub's name
-    lines = {("hub", kind): command(kind, f"own/{kind}") for kind in KINDS}
-    lines["revision"] = command("template", "own/template@v2")
-    lines |= {name: command("template", name) for name in ("gated/model", "private/model", "no/x",
-                                                         "own/template@v3")}  # fmt: skip
+    found: dict[Any, Any] = {}
+    with use_hub("http://127.0.0.1:9", root / "none", offline=True):
+        for kind in KINDS:
+            found["folder", kind] = run(root, command(kind, f"./own/{kind}"), "repositories")
+    lines: dict[Any, list[str]] = {("hub", kind): command(kind, f"own/{kind}") for kind in KINDS}
+    names = ("own/template@v2", "gated/model", "private/model", "no/x", "own/template@v3")
+    lines |= {name: command("template", name) for name in names}
     for kind in TRUSTED:
         lines["untrusted", kind] = command(kind, f"own/{kind}")[:-1]
-    with serve_hub(root / "repositories") as (address, downloads):
-        of_hub = run(root / "elsewhere", list(lines.values()), HF_ENDPOINT=address)
-    found |= zip(lines, of_hub, strict=True)
-    lines = {("cache", kind): command(kind, f"own/{kind}") for kind in KINDS}
-    lines["not cached"] = command("template", "own/other")
-    found |= zip(lines, run(root / "elsewhere", list(lines.values()), HF_HUB_OFFLINE="1"),
-                 strict=True)  # fmt: skip
+    with serve_hub(root / "repositories") as (address, downloads), use_hub(address, root / "cache"):
+        found |= {name: run(root, line) for name, line in lines.items()}
+    with use_hub(address, root / "cache", offline=True):
+        for kind in KINDS:
+            found["cache", kind] = run(root, command(kind, f"own/{kind}"))
+        found["not cached"] = run(root, command("template", "own/other"))
+
+    def sleep(_: float) -> None:
+        raise TimeoutError("it waits for the hub")
+
+    with use_hub("http://127.0.0.1:9", root / "cache"), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "sleep", sleep)
+        found["unreachable", "template"] = run(root, command("template", "own/template"))
     return {**found, "downloads": downloads}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["folder", "hub", "cache"])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [*itertools.product(["folder", "hub", "cache"], KINDS), ("unreachable", "template")],
+)
 def test_a_model_is_what_transformers_makes_of_it(
     place: str, kind: str, root: Path, results: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +269,7 @@ def test_a_revision(results: dict[Any, Any], root: Path) -> None:
     model = build_target("gpt_neox")
     prompt = torch.tensor([[2, 4, 33, 3]])
     output: Any = model.generate(prompt, do_sample=False, max_new_tokens=COUNT, eos_token_id=1)
-    assert json.loads(results["revision"].out)["token_ids"] == output[0, 4:].tolist()
+    assert json.loads(results["own/template@v2"].out)["token_ids"] == output[0, 4:].tolist()
 
 
 @pytest.mark.parametrize(
@@ -293,15 +293,26 @@ def test_refusals_are_one_line(name: Any, message: str, results: dict[Any, Any])
 
 
 def test_the_tokenizer_alone_needs_no_weights(root: Path) -> None:
-    (root / "third/repositories").mkdir(parents=True)
     (root / "corpus.txt").write_text("the cat sat on the mat\n")
     line = ["ngram", "train", str(root / "corpus.txt"), "--model", "own/bpe", "--order", "2", "-o",
             str(root / "out.lm"), "--smoothing", "witten_bell"]  # fmt: skip
-    with serve_hub(root / "repositories") as (address, downloads):
-        (result,) = run(root / "third", [line], HF_ENDPOINT=address)
+    with serve_hub(root / "repositories") as (address, downloads), use_hub(address, root / "new"):
+        result = run(root, line)
     assert result.status == 0, result.err
     assert "own/bpe/vocab.json" in downloads
     assert not [name for name in downloads if name.endswith((".bin", ".safetensors"))]
+
+
+def test_a_built_drafter_has_the_name_of_the_hub(root: Path) -> None:
+    (root / "prompts.json").write_text(json.dumps([f"Hi w{n}" for n in range(20, 40)]))
+    line = ["build", "own/template", "--prompts", str(root / "prompts.json"), "-o",
+            str(root / "drafter"), "--max-new-tokens", "8"]  # fmt: skip
+    with serve_hub(root / "repositories") as (address, _), use_hub(address, root / "cache"):
+        result = run(root, line)
+    assert result.status == 0, result.err
+    assert (root / "drafter/README.md").read_text().startswith("# Drafter for own/template\n")
+    stored = (root / "drafter/build_files/responses.jsonl").read_text().splitlines()
+    assert [2, 4, 33, 3] in [json.loads(one)["prompt"] for one in stored]  # by the template
 
 
 def test_code_runs_only_where_it_is_allowed(root: Path) -> None:
