@@ -21,7 +21,7 @@ from lattice_bpd.draft.sampled_tree import SampledTree, sample_tree
 from lattice_bpd.lattice.sausage import SausageLattice
 from lattice_bpd.lm.ngram import NGramLM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DraftConfig",

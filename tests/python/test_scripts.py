@@ -54,6 +54,24 @@ def test_extras_that_the_docs_name_exist(load: Any) -> None:
     assert {extra for group in named for extra in group.split(",")} <= extras
 
 
+def test_all_distributions_have_the_version_of_the_last_release() -> None:
+    folders = ("integrations", "packages", "research")
+    files = [ROOT / "pyproject.toml", ROOT / "python" / "lattice_bpd" / "__init__.py"]
+    for folder in folders:
+        files += (ROOT / folder).glob("*/pyproject.toml")
+        files += (ROOT / folder).glob("*/lattice_bpd_*/__init__.py")
+    pattern = re.compile(r'^(?:version|__version__) = "(.+)"$', re.MULTILINE)
+    found = {file: pattern.findall(file.read_text()) for file in files}
+    assert all(found[file] for file in files if file.suffix == ".toml")
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    unreleased, last = re.findall(r"^## \[(.+)\](?: - \d{4}-\d\d-\d\d)?$", changelog, re.MULTILINE)[
+        :2
+    ]
+    assert unreleased == "Unreleased"
+    other = {str(file): versions for file, versions in found.items() if {*versions} - {last}}
+    assert not other, f"CHANGELOG.md's last release is {last}"
+
+
 def test_wheels_of_add_ons_have_all_files() -> None:
     tomllib = pytest.importorskip("tomllib")
     projects = [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("research/*/pyproject.toml")]

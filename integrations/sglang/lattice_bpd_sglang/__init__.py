@@ -5,7 +5,7 @@ SGLang calls `register` in each of its processes (entry point `sglang.srt.plugin
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["register"]
 
 

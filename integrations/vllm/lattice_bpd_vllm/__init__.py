@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lattice_bpd_vllm.proposer import LatticeProposer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["LatticeProposer"]
 
 
