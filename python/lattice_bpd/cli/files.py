@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lattice_bpd import text_input
 from lattice_bpd.atomic_files import is_special
+from lattice_bpd.cli.threads import limit_threads
 from lattice_bpd.extensions import require
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.pretrained import Pretrained, find_pretrained
@@ -195,6 +196,7 @@ def to_device(model: Any) -> Any:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each new shape
         with describe_lack_of_memory("put the model on the GPU", "use a smaller one, or free it"):
             return model.to("cuda")
+    limit_threads()
     use_cpu_kernels(getattr(model, "base", model))
     return model
 
