@@ -12,6 +12,7 @@ import torch
 from blockwise_models import ARCHITECTURES, VOCAB, model_of, plain_greedy, random_prompts
 from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
+from lattice_bpd.lattice.logits import top_k_on_device
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, Sampled, verify_trees
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.greedy import select_predictions
@@ -104,6 +105,21 @@ def test_rows_with_nan_are_left_out_and_masked_tokens_are_improbable():
         wanted = rows[0, [0, 3]].float().log_softmax(-1).topk(8).values.numpy()
         np.testing.assert_allclose(found.log_probs[[0, 3]], wanted, atol=1e-5)
         assert np.isneginf(found.log_probs[3, 4:]).all()
+
+
+def test_the_selection_of_accelerators_is_that_of_the_core():
+    """torch's operations on an accelerator, here on the CPU, against the core's kernel."""
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(2)).round(decimals=1)
+    logits[1, 7], logits[4, 299] = torch.nan, torch.inf
+    tree = PrefixTree.from_drafts(1, [[2, 3, 4, 5, 6]])
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = logits.to(dtype)
+        token_ids, log_probs = top_k_on_device(rows, 8, log_softmax=True, skip_bad_rows=True)
+        (found,) = select_predictions([tree], rows[None], None, 8)
+        np.testing.assert_array_equal(found.token_ids, token_ids)
+        good = [0, 2, 3, 5]
+        np.testing.assert_allclose(found.log_probs[good], log_probs[good], atol=1e-5)
+        assert (token_ids[[1, 4]] == -1).all()
 
 
 class Reversing:
