@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from lattice_bpd import _core
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
@@ -82,7 +81,7 @@ def decode_known(
     )  # fmt: skip
     prompt = list(text.token_ids[: text.prompt_length])
     result: Any = generate(
-        model, torch.tensor(prompt), drafter, heads=heads, stop_token_ids=(),
+        model, prompt, drafter, heads=heads, stop_token_ids=(),
         max_new_tokens=len(text.token_ids) - len(prompt),
     )  # fmt: skip
     sizes = [*drafter.sizes]
