@@ -8,9 +8,17 @@ import pytest
 
 pytest.importorskip("torch")
 
+import tokenizers
 import torch
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import (
+    LogitsProcessor,
+    MaxTimeCriteria,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StopStringCriteria,
+)
 from transformers.generation import logits_process
+from transformers.generation.streamers import BaseStreamer
 
 from blockwise_models import VOCAB, model_of
 from lattice_bpd.decode import CustomGenerate
@@ -197,7 +205,7 @@ class LengthOfRow(StoppingCriteria):
     """Ends each row after another length."""
 
     def __call__(self, input_ids, _scores, **_):
-        return torch.arange(len(input_ids)) + 11 <= input_ids.shape[1]
+        return torch.arange(len(input_ids)) * 2 + 11 <= input_ids.shape[1]
 
 
 class EqualPair(StoppingCriteria):
@@ -211,10 +219,145 @@ class EqualPair(StoppingCriteria):
         return (input_ids[:, -1] % 2 == input_ids[:, -2] % 2) & (self.calls > 4)
 
 
-def test_criteria_in_batches():
-    plain, ours = both(stopping_criteria=lambda: [EqualPair()], **ENDS)
+class Tracker(StoppingCriteria):
+    """Keeps a flag for each row, looks back, and ends all rows together, as harnesses do."""
+
+    def __init__(self, sized: int = ROWS) -> None:
+        self.done, self.seen = [False] * sized, list[list[list[int]]]()
+
+    def __call__(self, input_ids, _scores, **_):
+        self.seen.append(input_ids.tolist())
+        for row, done in enumerate(self.done):
+            self.done[row] = done or bool((input_ids[row, 9:][-3:] % 3 == 1).any())
+        return all(self.done)
+
+
+class FlagsOfRows(Tracker):
+    """The same, for each row alone."""
+
+    def __call__(self, input_ids, scores, **_):
+        super().__call__(input_ids, scores)
+        return torch.tensor(self.done)
+
+
+class AnyRow(StoppingCriteria):
+    """Ends all rows after a token of any of them."""
+
+    def __call__(self, input_ids, _scores, **_):
+        return (input_ids[:, 12:] % 11 == 3).any().expand(len(input_ids))
+
+
+class ByScores(StoppingCriteria):
+    """Ends a row whose last choice was close."""
+
+    def __call__(self, _input_ids, scores, **_):
+        best = scores[-1].topk(2, dim=-1).values
+        return (best[:, 0] - best[:, 1] < 1.0) & (len(scores) > 3)
+
+
+CRITERIA = [LengthOfRow, EqualPair, Tracker, FlagsOfRows, AnyRow]
+
+
+@pytest.mark.parametrize("make", CRITERIA)
+@pytest.mark.parametrize("ends", [{}, ENDS], ids=["length", "ends"])
+@pytest.mark.parametrize("kind", ["trained", "llama"])
+def test_criteria_are_called_on_the_whole_batch(make, ends, kind):
+    given: list[StoppingCriteria] = []
+
+    def criteria():
+        given.append(make())
+        return given[-1:]
+
+    lengths = set()
+    for seed in range(6):
+        plain, ours = both(kind=kind, seed=seed, stopping_criteria=criteria, **ends)
+        assert ours.tolist() == plain.tolist()
+        assert vars(given[-2]) == vars(given[-1])  # called equally often, with equal texts
+        lengths.add(plain.shape[1])
+    assert min(lengths) < 9 + NEW or (make, kind) == (EqualPair, "trained")
+
+
+def test_criteria_that_read_scores_and_records_of_texts_that_are_cut():
+    outputs = []
+    for method in (None, CustomGenerate(model_of("trained").head_logits, top_k=6, max_nodes=12)):
+        outputs.append(
+            model_of("trained").base.generate(
+                **inputs(2), custom_generate=method, stopping_criteria=[ByScores()],
+                max_new_tokens=NEW, do_sample=False, output_scores=True, output_logits=True,
+                return_dict_in_generate=True, repetition_penalty=1.2, **ENDS,
+            )
+        )  # fmt: skip
+    plain, ours = outputs
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    assert len(ours.scores) == len(ours.logits) == len(plain.scores)
+    for name in ("scores", "logits"):
+        for one, other in zip(ours[name], plain[name], strict=True):
+            assert torch.allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("ends", [{}, ENDS], ids=["length", "ends"])
+def test_criteria_of_transformers_without_and_with_an_end_token(ends):
+    letters = {chr(ord("a") + token): token for token in range(VOCAB)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+    def stops():
+        return [StopStringCriteria(fast, ["c", "n", "x"]), MaxTimeCriteria(100.0)]
+
+    for seed in range(4):
+        plain, ours = both(seed=seed, stopping_criteria=stops, **ends)
+        assert ours.tolist() == plain.tolist()
+    _, ours = both(stopping_criteria=lambda: [MaxTimeCriteria(0.0)])
+    assert ours.shape[1] == 10
+
+
+class Received(BaseStreamer):
+    """What a streamer is given."""
+
+    def __init__(self) -> None:
+        self.parts, self.ended = list[list](), 0
+
+    def put(self, value):
+        self.parts.append(value.tolist())
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("ends", [{}, ENDS], ids=["length", "ends"])
+@pytest.mark.parametrize("make", [None, FlagsOfRows, Tracker])
+def test_a_batch_streams_what_is_settled(make, ends):
+    streamers = [Received(), Received()]
+    given = iter(streamers)
+    criteria = {} if make is None else {"stopping_criteria": lambda: [make()]}
+    plain, ours = both(streamer=lambda: next(given), **criteria, **ends)
     assert ours.tolist() == plain.tolist()
-    with pytest.raises(ValueError, match=r"LengthOfRow cannot be honored .* end row 1 by other"):
-        both(stopping_criteria=lambda: [LengthOfRow()], **ENDS)
-    with pytest.raises(ValueError, match=r"EqualPair .* without an end-of-text token; set eos"):
-        both(stopping_criteria=lambda: [EqualPair()])
+    assert streamers[0].parts == streamers[1].parts
+    assert streamers[0].ended == streamers[1].ended == 1
+    own = Received()
+    method = CustomGenerate(model_of("trained").head_logits, top_k=6, streamer=own)
+    output = model_of("trained").base.generate(
+        **inputs(), custom_generate=method, do_sample=False, max_new_tokens=NEW,
+        **{"pad_token_id": 0} | {name: value() for name, value in criteria.items()} | ends,
+    )  # fmt: skip
+    assert output.tolist() == plain.tolist()
+    assert own.parts == streamers[0].parts
+
+
+def test_what_cut_texts_report():
+    method = CustomGenerate(model_of("trained").head_logits, top_k=6, max_nodes=12)
+    output = model_of("trained").base.generate(
+        **inputs(), custom_generate=method, stopping_criteria=[LengthOfRow()], do_sample=False,
+        max_new_tokens=NEW, return_dict_in_generate=True, **ENDS,
+    )  # fmt: skip
+    for row, (result, ids) in enumerate(zip(method.results, output.sequences, strict=True)):
+        assert len(result.token_ids) == result.stats.tokens <= 2 + 2 * row
+        assert result.token_ids == ids[9 : 9 + len(result.token_ids)].tolist()
+        assert (result.finish == "criterion") is (len(result.token_ids) == 2 + 2 * row)
+
+
+def test_errors_of_criteria_are_those_of_generate():
+    with pytest.raises(IndexError, match="out of bounds"):
+        both(stopping_criteria=lambda: [Tracker(ROWS + 1)], **ENDS)

@@ -181,8 +181,10 @@ class CustomGenerate:
             refuse_inputs(model, input_ids, model_kwargs)
             refuse_sharded(model)
             limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
+            if streamer is not None and passed is None and len(input_ids) > 1:
+                streamer.put(input_ids.cpu())
             rules = rules_of_rows(
-                input_ids, limit, logits_processor, stopping_criteria, generation_config
+                input_ids, limit, logits_processor, stopping_criteria, generation_config, streamer
             )
             wanted = [name for name in _RECORDED if _returns(generation_config, name)]
             records = [TokenRecords(**dict.fromkeys(wanted, True)) for _ in rules]
@@ -195,14 +197,12 @@ class CustomGenerate:
                 stop_token_ids=rules[0].end_token_ids,
                 constraint=self.constraint,
                 layout=self.layout,
-                streamer=streamer,
+                streamer=streamer if len(rules) == 1 else None,
                 streams_prompt=passed is None,
                 acceptance=self._rule(generation_config, len(rules)),
                 static_cache=generation_config.cache_implementation == "static" and len(rules) == 1,
             )
             self.results = self._decode(drafting, input_ids, model_kwargs, options)
-            if rules[0].check is not None:
-                rules[0].check.batch.finish()
         sequences = _append(
             input_ids, [result.token_ids for result in self.results], generation_config
         )

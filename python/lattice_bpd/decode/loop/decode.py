@@ -343,9 +343,23 @@ def run_loop(
                 run.step()
         finally:
             model.target.reset_frequencies()  # the next text is not to depend on this one
+        _cut(run)
         if options.caches is not None:
             options.caches.store(model)
     return _results(run, prompts)
+
+
+def _cut(run: _Run) -> None:
+    """Cut what texts have beyond the ends that criteria of the whole batch gave them."""
+    rules = run.options.rules
+    if rules is None or rules[0].batch is None:
+        return
+    rules[0].batch.finish()
+    for state in run.states:
+        count = getattr(state.selector, "count", state.stats.tokens)
+        if count < state.stats.tokens:
+            del state.tokens[state.prompt_length + count :]
+            state.stats.tokens, state.finish = count, "criterion"
 
 
 def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector] | None:

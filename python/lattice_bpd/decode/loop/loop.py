@@ -105,14 +105,14 @@ class _Run:
         stats.tokens += len(new)
         if not is_prompt:
             stats.accept_lengths.append(min(verified.accept_length, len(new)))
-        ended = options.selectors is not None and options.selectors[number].ended
+        selectors = [state.selector, *(options.selectors or ())[number : number + 1]]
         if ends:
             state.finish = "stop_token"
         elif state.constrained is not None and state.constrained.is_complete:
             state.finish = "constraint"
         elif stats.tokens >= state.limit:
             state.finish = "positions" if options.limited_by_positions[number] else "length"
-        elif ended:
+        elif any(getattr(one, "ended", False) for one in selectors):
             state.finish = "criterion"
         observe = self.observers[number]
         if observe is not None:

@@ -1,8 +1,10 @@
 """Logits processors and stopping criteria of a batch whose rows progress at different speeds.
 
 `generate` calls processors and criteria on the whole batch, once for each step. Here each row has
-its own and calls them at its own steps. Those in `_ROW_WISE` do the same to a row alone. With any
-other, a `BatchCheck` also calls those of `generate` on the whole batch, and refuses a difference.
+its own and calls them at its own steps. Those in `_ROW_WISE` do the same to a row alone. The others
+belong to the `BatchSteps`, which takes a step when every row has: processors of a row that do
+something else than those of `generate` on the whole batch are refused, and criteria are called as
+by `generate`. What a row has decoded beyond its end is cut.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import copy
 from collections import deque
 from functools import partial
 from types import CellType, FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,9 @@ from transformers import (
 from transformers.generation import logits_process
 
 from lattice_bpd.decode.state.text_rules import TextRules
+
+if TYPE_CHECKING:
+    from lattice_bpd.decode.state.text_rules import ProcessedSelector
 
 # Functions of a row's own tokens and scores, without state; `_own_parts` has what depends on rows.
 _ROW_WISE = frozenset(
@@ -52,8 +57,9 @@ def rules_of_rows(
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
+    streamer: Any = None,
 ) -> list[TextRules]:
-    """The rules of each row of a batch; those of several rows may share a BatchCheck.
+    """The rules of each row of a batch; those of several rows may share a BatchSteps.
 
     Args:
         input_ids: (B, T) int64, padded on the left.
@@ -61,51 +67,57 @@ def rules_of_rows(
         processors: of the batch, prepared by `generate`.
         criteria: the same.
         config: settings.
+        streamer: receives the tokens (B,) of each step of a batch; None: nothing does.
 
     Raises:
-        ValueError: custom criteria without an end-of-text token, or an object that cannot be
-            copied for each row.
+        ValueError: a processor that cannot be copied for each row.
     """
     count = len(input_ids)
     if count == 1:
         return [TextRules(input_ids[0], limit, processors, criteria, config)]
-    _refuse_endless(criteria, count)
-    other = [item for item in (*processors, *criteria) if type(item) not in _ROW_WISE]
-    check = BatchCheck(input_ids, processors, criteria, config, other) if other else None
+    own_criteria, of_batch = StoppingCriteriaList(), StoppingCriteriaList()
+    ends_rows = any(hasattr(item, "eos_token_id") for item in criteria)  # as `generate` asks
+    for item in criteria:  # where none ends a row, the rows end together
+        is_own = type(item) in _ROW_WISE and (ends_rows or isinstance(item, MaxLengthCriteria))
+        (own_criteria if is_own else of_batch).append(item)
+    batch = None
+    if of_batch or streamer is not None or any(type(one) not in _ROW_WISE for one in processors):
+        batch = BatchSteps(input_ids, processors, of_batch, config, streamer, ends_rows=ends_rows)
     return [
         TextRules(
             row,
             limit,
             LogitsProcessorList(_own(item, number, count) for item in processors),
-            StoppingCriteriaList(_own(item, number, count) for item in criteria),
+            own_criteria,
             config,
-            check=None if check is None else RowCheck(check, number),
+            batch=batch,
         )
         for number, row in enumerate(input_ids)
     ]
 
 
 class _Step(NamedTuple):
-    """What a row did in one step."""
+    """What a row did in one step, and where they are needed its logits, scores and processors."""
 
-    logits: Tensor
-    scores: Tensor
     token: int
-    ended: bool
+    logits: Tensor | None = None
+    scores: Tensor | None = None
+    processors: LogitsProcessorList | None = None
 
 
-class BatchCheck:
-    """Compares what processors and criteria do to the whole batch with what they did to each row.
-
-    A step is compared as soon as every row has taken it or has ended. Rows that have ended repeat
-    their last logits.
+class BatchSteps:
+    """Takes each step of `generate` on the whole batch, once all rows have taken it or have ended.
 
     Args:
         input_ids: (B, T) int64, the prompts.
-        processors: of `generate`, called once for each step.
-        criteria: the same.
+        processors: of `generate`, called once for each step if one is not known to be row-wise.
+        criteria: of the whole batch, called once for each step.
         config: settings, with the token that pads rows that have ended.
-        checked: those that are not known to be row-wise, for error messages.
+        streamer: receives the tokens (B,) of each step; None: nothing does.
+        ends_rows: whether rows end one by one, as with an end-of-text token; else all together.
+
+    Attributes:
+        names: of the processors that are not known to be row-wise, for error messages.
     """
 
     def __init__(
@@ -114,110 +126,126 @@ class BatchCheck:
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
-        checked: list[Any],
+        streamer: Any,
+        *,
+        ends_rows: bool,
     ) -> None:
         self._ids, self._processors, self._criteria = input_ids, processors, criteria
-        self._names = ", ".join(sorted({_name(item) for item in checked}))
+        self._streamer, self._ends_rows = streamer, ends_rows
+        self.names = sorted({_name(item) for item in processors if type(item) not in _ROW_WISE})
         padding = getattr(config, "_pad_token_tensor", None)
         self._fill = 0 if padding is None else int(padding)
+        self._rows: list[ProcessedSelector] = []
         self._steps: list[deque[_Step]] = [deque() for _ in input_ids]
-        self._last: list[Tensor | None] = [None] * len(input_ids)
-        self._ended = [False] * len(input_ids)
-        records = config.return_dict_in_generate and config.output_scores
+        self._last: list[_Step | None] = [None] * len(input_ids)
+        self._flagged = torch.zeros(len(input_ids), dtype=torch.bool, device="cpu")
+        self._count = 0  # steps taken
+        records = bool(config.return_dict_in_generate and config.output_scores)
         self._scores: Any = () if records else None  # what `generate` passes to criteria
 
-    def add(self, number: int, step: _Step) -> None:
-        """Add a step of a row.
+    def join(self, row: ProcessedSelector) -> int:
+        """Add the selector of the next row; returns its number."""
+        self._rows.append(row)
+        return len(self._rows) - 1
+
+    def add(
+        self,
+        number: int,
+        logits: Tensor,
+        scores: Tensor,
+        token: int,
+        processors: LogitsProcessorList,
+    ) -> None:
+        """Add a step of a row, which may end it or others.
+
+        Args:
+            number: of the row.
+            logits: (V,) float, the target's.
+            scores: (V,) float32, after its processors.
+            token: that it selected.
+            processors: of the row; as they are now, they go on from a step at which it is cut.
 
         Raises:
-            ValueError: a step differs on the whole batch.
+            ValueError: processors do something else to the whole batch.
         """
+        step = _Step(token, scores=None if self._scores is None else scores)
+        if self.names:
+            raw = logits.to(scores.device, torch.float32, copy=True)
+            step = step._replace(logits=raw, scores=scores)
+            if self._scores is not None and self._criteria:  # padding is processed too
+                own = (one if type(one) in _ROW_WISE else _copy(one) for one in processors)
+                step = step._replace(processors=LogitsProcessorList(own))
         self._steps[number].append(step)
-        self._ended[number] = step.ended
-        self._compare_complete()
+        self._take_complete()
 
     def finish(self) -> None:
-        """Compare the remaining steps, after all rows have ended.
+        """Take the remaining steps, after all rows have ended.
 
         Raises:
-            ValueError: a step differs on the whole batch.
+            ValueError: see `add`.
         """
-        self._ended = [True] * len(self._ended)
-        self._compare_complete()
+        for row in self._rows:
+            row.ended = True
+        self._take_complete()
 
     def refusal(self, what: str) -> ValueError:
-        """The error that reports a difference."""
+        """The error for processors that do not do the same to a row alone."""
         return ValueError(
-            f"CustomGenerate: {self._names} cannot be honored for {len(self._steps)} sequences at "
-            f"once: {what}; expected the same for each row alone, because rows progress at "
-            "different speeds; generate them one at a time"
+            f"CustomGenerate: {', '.join(self.names)} cannot be honored for {len(self._steps)} "
+            f"sequences at once: {what}; expected the same for each row alone, because rows "
+            "progress at different speeds; generate them one at a time"
         )
 
-    def _compare_complete(self) -> None:
+    def _take_complete(self) -> None:
         while any(self._steps) and all(
-            steps or ended for steps, ended in zip(self._steps, self._ended, strict=True)
+            steps or row.ended for steps, row in zip(self._steps, self._rows, strict=True)
         ):
-            self._compare([steps.popleft() if steps else None for steps in self._steps])
+            self._take([steps.popleft() if steps else None for steps in self._steps])
 
-    def _compare(self, steps: list[_Step | None]) -> None:
-        """Compare one step; None for rows that have ended."""
-        self._last = [
-            last if step is None else step.logits
-            for step, last in zip(steps, self._last, strict=True)
-        ]
-        some = next(logits for logits in self._last if logits is not None)
-        logits = torch.stack([torch.zeros_like(some) if row is None else row for row in self._last])
-        ids: Any = self._ids.clone()
-        scores = self._processors(ids, logits)
+    def _take(self, steps: list[_Step | None]) -> None:
+        """Take one step; None for rows that have ended."""
+        pairs = zip(steps, self._last, strict=True)
+        self._last = [last if step is None else step for step, last in pairs]
+        scores = self._process(steps)
         if self._scores is not None:
             self._scores += (scores,)
-        tokens = [self._fill if step is None else step.token for step in steps]
-        self._ids = torch.cat([self._ids, self._ids.new_tensor(tokens)[:, None]], dim=1)
-        ids = self._ids.clone()
-        ended = self._criteria(ids, self._scores)
+        tokens = self._ids.new_tensor([self._fill if one is None else one.token for one in steps])
+        self._ids, self._count = torch.cat([self._ids, tokens[:, None]], dim=1), self._count + 1
+        if self._criteria:
+            self._flagged |= self._criteria(self._ids.clone(), self._scores).cpu()
+        if self._streamer is not None:
+            self._streamer.put(tokens.cpu())
+        if not bool(self._flagged.any() if self._ends_rows else self._flagged.all()):
+            return
         for number, step in enumerate(steps):
-            if step is None:
-                continue
-            if not torch.allclose(scores[number], step.scores, rtol=_TOLERANCE, atol=_TOLERANCE):
+            if step is not None and bool(self._flagged[number]):
+                self._rows[number].cut(self._count, step.processors)
+                self._steps[number].clear()
+
+    def _process(self, steps: list[_Step | None]) -> Tensor | None:
+        """(B, V) processed scores; rows that have ended repeat their last logits.
+
+        None where nothing needs them.
+        """
+        if not self.names:
+            return None if self._scores is None else self._stack("scores")
+        ids: Any = self._ids.clone()
+        scores: Tensor = self._processors(ids, self._stack("logits"))
+        for number, step in enumerate(steps):
+            own = scores[number] if step is None or step.scores is None else step.scores
+            if not torch.allclose(scores[number], own, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise self.refusal(f"they change the scores of row {number} by other rows")
-            if bool(ended[number]) != step.ended:
-                raise self.refusal(f"they end row {number} by other rows")
+        return scores
 
-
-class RowCheck:
-    """A BatchCheck for the steps of one row.
-
-    Args:
-        batch: of all rows.
-        number: index of the row.
-    """
-
-    def __init__(self, batch: BatchCheck, number: int) -> None:
-        self.batch, self._number = batch, number
-
-    def add(self, logits: Tensor, scores: Tensor, token: int, *, ended: bool) -> None:
-        """See `BatchCheck.add`."""
-        self.batch.add(self._number, _Step(logits, scores, token, ended))
-
-    def refusal(self, error: Exception) -> ValueError:
-        """The error for an exception of a processor or criterion that was called on the row."""
-        return self.batch.refusal(f"they fail on one row ({type(error).__name__}: {error})")
-
-
-def _refuse_endless(criteria: StoppingCriteriaList, count: int) -> None:
-    """Raise ValueError if plain `generate` would continue rows until all of them are finished."""
-    if any(isinstance(item, EosTokenCriteria) for item in criteria):
-        return
-    names = [_name(item) for item in criteria if not isinstance(item, MaxLengthCriteria)]
-    if names:
-        raise ValueError(
-            f"CustomGenerate: {', '.join(names)} cannot be honored for {count} sequences at once "
-            "without an end-of-text token; set eos_token_id, or generate them one at a time"
-        )
+    def _stack(self, name: str) -> Tensor:
+        """(B, V) logits or scores of the last step of each row; zeros where it took none."""
+        rows = [None if step is None else getattr(step, name) for step in self._last]
+        some = next(row for row in rows if row is not None)
+        return torch.stack([torch.zeros_like(some) if row is None else row for row in rows])
 
 
 def _own(item: Any, row: int, count: int) -> Any:
-    """A processor or criterion for one row of a batch."""
+    """A processor for one row of a batch."""
     if type(item) not in _ROW_WISE:
         item = _copy(item)
     parts = _own_parts(item, row, count)

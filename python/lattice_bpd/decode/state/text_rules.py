@@ -6,8 +6,7 @@ with a callable that records its arguments, so transformers builds them in both 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from lattice_bpd.models.hooks import device_of
 from lattice_bpd.verify.greedy import DraftCandidates, TokenSelector, greedy_tokens
 
 if TYPE_CHECKING:
-    from lattice_bpd.decode.state.batch_rules import RowCheck
+    from lattice_bpd.decode.state.batch_rules import BatchSteps
 
 # Sampling settings; without sampling transformers only warns about them.
 _SAMPLING = (
@@ -71,6 +70,12 @@ class TokenRecords:
         """Record (V,) logits of the target, before a constraint and processors."""
         if self.logits is not None:
             self.logits.append(logits.to(torch.float32, copy=True))
+
+    def cut(self, count: int) -> None:
+        """Keep the records of the first `count` tokens."""
+        for rows in (self.logits, self.scores, self.logprobs):
+            if rows is not None:
+                del rows[count:]
 
     def add(self, scores: Tensor, token: int, rule: Any = None) -> None:
         """Record what a token was selected from.
@@ -128,7 +133,7 @@ class TextRules:
         criteria: end the text, besides max_new_tokens.
         config: all settings, including defaults.
         inputs: model inputs that `generate` prepared besides input_ids.
-        check: checks every step against the whole batch; None: not needed.
+        batch: takes each step on the whole batch too; None: not needed.
     """
 
     prompt: Tensor
@@ -137,7 +142,7 @@ class TextRules:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     inputs: dict[str, Any] = field(default_factory=dict)
-    check: RowCheck | None = None
+    batch: BatchSteps | None = None
 
     @classmethod
     def plain(cls, prompt: Sequence[int], max_new_tokens: int) -> TextRules:
@@ -156,7 +161,8 @@ class TextRules:
     def is_plain(self) -> bool:
         """Whether logits are not processed, and only length and end tokens end the text."""
         kinds = (MaxLengthCriteria, EosTokenCriteria)
-        return len(self.processors) == 0 and all(isinstance(c, kinds) for c in self.criteria)
+        is_free = len(self.processors) == 0 and self.batch is None
+        return is_free and all(isinstance(c, kinds) for c in self.criteria)
 
     def start(
         self, selector: TokenSelector | None, records: TokenRecords | None = None
@@ -179,6 +185,7 @@ class ProcessedSelector:
     Attributes:
         selector: see Args.
         ended: whether a criterion was met.
+        count: tokens of the text.
     """
 
     def __init__(
@@ -191,8 +198,9 @@ class ProcessedSelector:
         if records is not None:
             records.selector = self
         self._processors, self._criteria = rules.processors, rules.criteria
-        self._check = rules.check
-        self._length = len(rules.prompt)
+        self._batch = rules.batch
+        self._number = 0 if self._batch is None else self._batch.join(self)
+        self._length, self.count = len(rules.prompt), 0
         self._ids = rules.prompt.new_zeros((1, self._length + rules.max_new_tokens))
         self._ids[0, : self._length] = rules.prompt
 
@@ -220,10 +228,22 @@ class ProcessedSelector:
             return None
         self._append(processed, token)
         self.ended = self._is_ended()
-        if self._check is not None:
-            raw = logits.to(processed.device, torch.float32, copy=True)
-            self._check.add(raw, processed, token, ended=self.ended)
+        if self._batch is not None:
+            self._batch.add(self._number, logits, processed, token, self._processors)
         return token
+
+    def cut(self, count: int, processors: LogitsProcessorList | None) -> None:
+        """End the text after `count` tokens, of which it may have more.
+
+        Args:
+            count: tokens to keep.
+            processors: as they were after these; None: nothing is processed after them.
+        """
+        self.ended = True
+        self._processors = processors or self._processors
+        self._length, self.count = self._length - self.count + count, count
+        if self._records is not None:
+            self._records.cut(count)
 
     def pad(self, logits: Tensor, token: int) -> None:
         """Process the logits after a token of an ended text, as `generate` does, and append one."""
@@ -233,18 +253,22 @@ class ProcessedSelector:
         if self._records is not None:
             self._records.add(processed, token, self.selector)
         self._ids[0, self._length] = token
-        self._length += 1
+        self._length, self.count = self._length + 1, self.count + 1
 
     def _process(self, logits: Tensor) -> Tensor:
         """(V,) float32, the processed logits."""
         scores = logits.to(self._ids.device, torch.float32, copy=True)
-        with self._called_on_row():
+        try:
             processed: Tensor = self._processors(self._prefix(), scores.unsqueeze(0))[0]
+        except Exception as error:
+            if self._batch is None or not self._batch.names:
+                raise
+            what = f"they fail on one row ({type(error).__name__}: {error})"
+            raise self._batch.refusal(what) from error
         return processed
 
     def _is_ended(self) -> bool:
-        with self._called_on_row():
-            return bool(self._criteria(self._prefix(), self._recorded()).all())
+        return bool(self._criteria(self._prefix(), self._recorded()).all())
 
     def _recorded(self) -> Any:
         """The scores of all steps, (1, V) each, as `generate` passes them to criteria, or None."""
@@ -254,16 +278,6 @@ class ProcessedSelector:
     def _prefix(self) -> Any:
         """(1, T) int64, prompt and decoded tokens, a copy."""
         return self._ids[:, : self._length].clone()
-
-    @contextmanager
-    def _called_on_row(self) -> Iterator[None]:
-        """What was made for a batch may fail on one row."""
-        try:
-            yield
-        except Exception as error:
-            if self._check is None:
-                raise
-            raise self._check.refusal(error) from error
 
 
 def prepare_rules(
