@@ -89,9 +89,10 @@ def test_an_llm_by_every_strategy(load: Any, folder: Path, monkeypatch: pytest.M
     assert results["texts"]["all"]["prompts"] == 3
     assert set(results["texts"]) == {"all", "writing", "mathematics", "chat"}
     ours = [
-        f"mixture, {sources}, {size}"
+        f"mixture, {sources}, {size}{predictions}"
         for sources in ("text", "text + LM")
         for size in ("16 nodes", "any size")
+        for predictions in ("", ", no predictions")
     ]
     ours += ["greedy, kernels of the core", "drafter of the folder"]
     assert set(results["lines"]) == {"transformers greedy", PROMPT_LOOKUP, *ours}

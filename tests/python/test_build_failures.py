@@ -127,7 +127,9 @@ def test_three_prompts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"\| n-gram LM of own responses \| [+-]\d+ % \| left out \|", out)
     assert not re.search(r"% \(", out)  # no interval
     assert "| left out |" in out
-    assert json.loads((folder / "out" / "drafter.json").read_text())["sources"] == ["text"]
+    assert json.loads((folder / "out" / "drafter.json").read_text())["sources"] == [
+        "text", "target"
+    ]  # fmt: skip
     write_prompts(folder, ["Hi", "Who?"])
     assert build(folder) == 2
     assert "found 2 prompts; expected 3 or more" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from lattice_bpd.build.call_costs import interpolate_costs, measure_costs
 from lattice_bpd.build.choice import (
     COST_ROUNDS,
     COST_SIZES,
+    HELD_OUT,
     MAX_NODES,
     OWN_SECONDS,
     Choice,
@@ -108,8 +109,8 @@ def write_folder(
             heads.save_pretrained(folder, model)
         except SafetensorError as error:  # such as a full disk
             raise OSError(f"{folder}: the heads cannot be written ({error})") from error
-    names = [*(["heads"] if heads else []), *(["lm"] if lms else []), "text", "target"]
-    config = DraftConfig("mixture", sources=tuple(names))
+    used = (*(["heads"] if heads else []), *(["lm"] if lms else []), "text", "target")
+    config = DraftConfig("mixture", sources=used)
     predicted = {"gain": choice.gain.to_json(), "tokens_per_call": choice.tokens_per_call}
     DrafterFile(
         config, vocab_size, heads.num_slots if heads else 0, predicted=predicted, lms=lms,
@@ -252,7 +253,7 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         "conversations": len(chats) + len(job.given),
         "responses": len(training),
         "tokens": sum(len(exchanges[n].response) for n in training),
-        "held out": len(held_out),
+        "held out": min(len(held_out), HELD_OUT) if job.costs is None else len(held_out),
         "fitting": len(fitting),
     }
     if job.costs is not None:

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, bootstrap_ratio
-from lattice_bpd.build.choice import COST_ROUNDS, COST_SIZES, Choice
+from lattice_bpd.build.choice import COST_ROUNDS, COST_SIZES, FITTING, HELD_OUT, Choice
 from lattice_bpd.build.job import BuildJob, split_chats
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.strategies import load_drafter
@@ -270,8 +270,14 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         sizes = len(COST_SIZES) * call + sum(COST_SIZES) * token
         seconds["costs"] = (COST_ROUNDS + 1) * sizes
     seconds["LM, choice"] = _START + _REPLAY * new_tokens * (2 + job.heads + len(job.lms))
-    live = min(len(split_chats(range(len(chats)))[2]), job.live_prompts)
-    each = 2 * token * prompt_tokens / total + length * call * (1 + _DRAFTED)
+    _, for_gates, held_out = map(len, split_chats(range(len(chats))))
+    each_prompt = token * prompt_tokens / total
+    if job.costs is None:  # the model decodes known texts again, in fewer and longer calls
+        again = min(for_gates, FITTING) + min(held_out, HELD_OUT)
+        choices = 2 + job.heads + len(job.lms)
+        seconds["LM, choice"] += choices * again * (each_prompt + length * call)
+    live = min(held_out, job.live_prompts)
+    each = 2 * each_prompt + length * call * (1 + _DRAFTED)
     fewest = each * min(live, FEWEST_TEXTS)
     shared = max(fewest, LIVE_SHARE * sum(seconds.values()))
     seconds["live decoding"] = _START + min(each * live, shared)
