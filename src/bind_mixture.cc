@@ -198,8 +198,7 @@ void BindMixture(py::module_& m) {
   py::class_<Mixture, std::shared_ptr<Mixture>>(m, "Mixture", "Sources of drafts and their gates.")
       .def(py::init(&MakeMixture), py::arg("vocab_size"), py::arg("has_heads"), py::arg("lms"),
            py::arg("has_text"), py::arg("store") = py::none(), py::arg("has_target") = false,
-           py::arg("learning_rate") = 0.0,
-           py::arg("theta") = py::none())
+           py::arg("learning_rate") = 0.0, py::arg("theta") = py::none())
       .def_property_readonly("sources", [](const Mixture& mixture) {
         std::vector<std::string> names;
         for (const SourceKind kind : mixture.layout().sources()) {

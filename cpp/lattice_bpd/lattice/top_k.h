@@ -23,8 +23,8 @@ namespace lattice_bpd {
 
 struct TopKOptions {
   int top_k = 16;
-  bool log_softmax = false;  // scores are log probabilities over the whole row, else raw logits
-  int threads = 1;           // at most so many, 0: every core; fewer where there is little to do
+  bool log_softmax = false;    // scores are log probabilities over the whole row, else raw logits
+  int threads = 1;             // at most so many, 0: every core; fewer where there is little to do
   bool skip_bad_rows = false;  // rows with NaN or +inf get token -1 instead of an error
 };
 

@@ -13,7 +13,7 @@ namespace lattice_bpd {
 namespace {
 
 constexpr std::size_t kMaxKeys = 1 << 15;  // of predictions: 6 MB at most
-constexpr double kUnsupported = 3e-3;  // of a head's candidate: that the other sources give it
+constexpr double kUnsupported = 3e-3;      // of a head's candidate: that the other sources give it
 
 }  // namespace
 
@@ -57,9 +57,10 @@ void MixtureText::AddPredictions(std::size_t length, const PrefixTree& tree,
   std::vector<LastTokens> last(nodes);
   for (std::size_t node = 0; node < nodes; ++node) {
     const DraftNode& at = tree.node(static_cast<NodeNumber>(node));
-    last[node] = node == 0 ? LastOf(length)
-                           : last[static_cast<std::size_t>(at.parent)].Then(
-                                 static_cast<Symbol>(at.token_id));
+    last[node] =
+        node == 0
+            ? LastOf(length)
+            : last[static_cast<std::size_t>(at.parent)].Then(static_cast<Symbol>(at.token_id));
     const std::size_t row = node * k;
     if (token_ids[row] < 0) continue;
     Prediction prediction;

@@ -19,7 +19,8 @@ void CheckToken(std::int64_t token, std::uint32_t vocab_size, const char* where)
 // process. Threads may share it.
 class TextStore {
  public:
-  // Keeps the last `max_tokens` tokens, and as many keys of predictions. Throws ValueError where that is below kMaxOrder + 1.
+  // Keeps the last `max_tokens` tokens, and as many keys of predictions. Throws ValueError where
+  // that is below kMaxOrder + 1.
   explicit TextStore(std::size_t max_tokens);
 
   // Adds a text. Its n-grams do not span texts but for the separator, which is no token.
