@@ -338,8 +338,10 @@ class HitFinder {
     }
   }
 
-  std::uint32_t AddUnk(std::uint32_t hit, const FusedQuery& query, std::uint32_t count,
-                       const FusedOutput& out) const {
+  // Not inlined: most LMs have no <unk> among candidates, and the loop around it is the hot one.
+  [[gnu::noinline, gnu::cold]] std::uint32_t AddUnk(std::uint32_t hit, const FusedQuery& query,
+                                                    std::uint32_t count,
+                                                    const FusedOutput& out) const {
     const FusedRun run = hit == 0 ? start_run_ : RunOf(hit);
     const std::uint32_t node = level_->Find(run.begin, run.end, task_.lm->vocabulary().unk);
     return node == kNoNode ? count : AddUnkHits(query, node, count, out);

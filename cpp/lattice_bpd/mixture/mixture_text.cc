@@ -179,12 +179,17 @@ void MixtureText::ProposeOfHeads(int source, int slot, Symbol token, const HeadC
     // by the root of their mean in the other sources; their sum stays.
     double before = 0.0, after = 0.0;
     head_scratch_.assign(k, 0.0);
-    for (std::size_t c = 0; c < k; ++c) {
-      double others = 0.0;
-      for (std::size_t i = begin; i < proposals_.size(); ++i) {
-        if (proposals_[i].token == static_cast<Symbol>(token_ids[c])) others += proposals_[i].prob;
+    std::uint64_t filter = 0;  // most tokens of the others are no candidates
+    for (std::size_t c = 0; c < k; ++c) filter |= std::uint64_t{1} << (token_ids[c] & 63);
+    for (std::size_t i = begin; i < proposals_.size(); ++i) {
+      const Symbol other = proposals_[i].token;
+      if ((filter >> (other & 63) & 1) == 0) continue;
+      for (std::size_t c = 0; c < k; ++c) {
+        if (static_cast<Symbol>(token_ids[c]) == other) head_scratch_[c] += proposals_[i].prob;
       }
-      head_scratch_[c] = probs[c] * std::sqrt(others / num_others + kUnsupported);
+    }
+    for (std::size_t c = 0; c < k; ++c) {
+      head_scratch_[c] = probs[c] * std::sqrt(head_scratch_[c] / num_others + kUnsupported);
       before += probs[c], after += head_scratch_[c];
     }
     for (double& prob : head_scratch_) prob *= after > 0.0 ? before / after : 0.0;
