@@ -1,22 +1,23 @@
 """Instructions of searches, counted by valgrind: figures without noise.
 
-Run with arguments as a program, this file does the searches that valgrind counts. The count of a
-long run less that of a short one is the searches alone. valgrind knows no AVX-512, so the counts
-are of AVX2 and plain C++. For the comparison with a baseline see instruction_baseline.py.
+Run as a program, this file does the searches that valgrind counts, each run in a fork of one
+process, since most of the time is that of importing numpy. The count of a long run less that of a
+short one is the searches alone. valgrind knows no AVX-512, so the counts are of AVX2 and plain C++.
+For the comparison with a baseline see instruction_baseline.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from lattices import Lattices, rescore, search_mixtures, tree_arguments
@@ -72,13 +73,18 @@ class MissingValgrindError(RuntimeError):
     """No valgrind on this machine."""
 
 
-def count_instructions(lm_path: Path, lattices: dict[str, Lattices]) -> dict[str, int]:
-    """Instructions for one lattice of each search.
+def count_instructions(
+    lm_path: Path, lattices: dict[str, Lattices]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Instructions for one lattice of each search, and what decides them besides our code.
 
     Args:
         lm_path: of the LM's file; its folder keeps temporary files. That of the LM with the large
             vocabulary is `large_vocabulary_path(lm_path)`.
         lattices: by the searches' names, _LONG of each.
+
+    Returns:
+        The counts by the searches' names; compiler, C library and instruction sets.
 
     Raises:
         MissingValgrindError: there is none.
@@ -86,14 +92,21 @@ def count_instructions(lm_path: Path, lattices: dict[str, Lattices]) -> dict[str
     _save(lm_path, lattices)
     short = {search.name: _SHORT for search in SEARCHES}
     runs = [short, *({**short, search.name: _LONG} for search in SEARCHES)]
-    arguments = [[str(lm_path), json.dumps(run)] for run in runs]
-    with ThreadPoolExecutor(len(runs)) as pool:  # the counts do not depend on the load
-        found = pool.map(lambda run: _valgrind(run)["I refs"], arguments)
-        base, *totals = found
-    return {
+    found, instructions = _valgrind(lm_path, runs)
+    base, *totals = (one["I refs"] for one in found)
+    counts = {
         search.name: round((total - base) / (_LONG - _SHORT))
         for search, total in zip(SEARCHES, totals, strict=True)
     }
+    libc = " ".join(platform.libc_ver())
+    return counts, {"compiler": find_compiler(), "libc": libc, "instructions": instructions}
+
+
+def find_compiler() -> str:
+    """That of the core, such as "GCC 12.2.0"."""
+    code = Path(_core.__file__).read_bytes()
+    found = re.search(rb"clang version [\d.]+", code) or re.search(rb"GCC: \([^)]*\) [\d.]+", code)
+    return "unknown" if found is None else re.sub(r":.*\)", "", found[0].decode())
 
 
 def count_line_fills(lm_path: Path, lattices: Lattices) -> float:
@@ -108,11 +121,9 @@ def count_line_fills(lm_path: Path, lattices: Lattices) -> float:
     """
     name = SEARCHES[0].name
     _save(lm_path, {name: lattices})
-    fills = [
-        _valgrind([str(lm_path), json.dumps({name: count})], _PRIVATE_CACHE)["LLd misses"]
-        for count in (_SHORT, _LONG)
-    ]
-    return (fills[1] - fills[0]) / (_LONG - _SHORT)
+    runs = [{name: count} for count in (_SHORT, _LONG)]
+    short, long = (one["LLd misses"] for one in _valgrind(lm_path, runs, _PRIVATE_CACHE)[0])
+    return (long - short) / (_LONG - _SHORT)
 
 
 def large_vocabulary_path(lm_path: Path) -> Path:
@@ -131,22 +142,47 @@ def _load(lm_path: Path, name: str) -> Lattices:
 
 
 def _valgrind(
-    arguments: Sequence[str], cache: Sequence[str] = ("--cache-sim=no",)
-) -> dict[str, int]:
-    """The totals that cachegrind prints of this program."""
+    lm_path: Path, runs: Sequence[dict[str, int]], cache: Sequence[str] = ("--cache-sim=no",)
+) -> tuple[list[dict[str, int]], str]:
+    """The totals that cachegrind prints of each run of this program, and its instruction sets."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise MissingValgrindError("found no valgrind; apt-get install valgrind")
     command = [valgrind, "--tool=cachegrind", "--cachegrind-out-file=/dev/null", *cache]
     fixed = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "LATTICE_BPD_REBUILD": "0"}
     done = subprocess.run(
-        [*command, sys.executable, __file__, *arguments],
+        [*command, sys.executable, __file__, lm_path, json.dumps(runs)],
         capture_output=True, text=True, env={**os.environ, **fixed},
     )  # fmt: skip
-    totals = re.findall(r"== (.+?): +([\d,]+)", done.stderr)
-    if done.returncode != 0 or not totals:
+    if done.returncode != 0:
         raise RuntimeError(f"valgrind_counts: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return {" ".join(name.split()): int(value.replace(",", "")) for name, value in totals}
+    printed = json.loads(done.stdout)
+    totals: dict[int, dict[str, int]] = {}
+    for process, name, value in re.findall(r"==(\d+)== (.+?): +([\d,]+)", done.stderr):
+        totals.setdefault(int(process), {})[" ".join(name.split())] = int(value.replace(",", ""))
+    return [totals[process] for process in printed["processes"]], printed["instructions"]
+
+
+def _fork_runs(lm_path: Path, runs: Sequence[dict[str, int]]) -> dict[str, Any]:
+    """Each run in a process, two at a time; what `_valgrind` reads."""
+    processes: list[int] = []
+    for number, run in enumerate(runs):
+        if number >= 2:
+            _wait()
+        process = os.fork()
+        if process == 0:
+            _run_instructions(lm_path, run)
+            os._exit(0)
+        processes.append(process)
+    for _ in runs[-2:]:
+        _wait()
+    return {"processes": processes, "instructions": " ".join(_core.fused_instruction_sets())}
+
+
+def _wait() -> None:
+    process, status = os.wait()
+    if status:
+        sys.exit(f"valgrind_counts: process {process} ended with status {status}")
 
 
 def _run_instructions(lm_path: Path, counts: dict[str, int]) -> None:
@@ -160,4 +196,4 @@ def _run_instructions(lm_path: Path, counts: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    _run_instructions(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    print(json.dumps(_fork_runs(Path(sys.argv[1]), json.loads(sys.argv[2]))))

@@ -101,3 +101,28 @@ def test_an_llm_by_every_strategy(load: Any, folder: Path, monkeypatch: pytest.M
         assert figures["tokens_per_call"]["value"] >= figures["equal_texts"] == 1.0
         assert len(results["runs"][name]) == 3
     assert results["left_out"]["tree, heads + LM"] == "no heads"
+
+
+def test_instructions_are_compared_on_like_machines_only(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    baseline = load("instruction_baseline")
+    build = {"compiler": "GCC 12.2.0", "libc": "glibc 2.36", "instructions": "scalar avx2"}
+    file = tmp_path / "instructions.json"
+    monkeypatch.setattr(baseline, "BASELINE", file)
+    file.write_text(json.dumps({"build": build, "instructions": {"a": 1000, "b": 1000}}))
+    assert baseline.find_difference(build) is None
+    compared = baseline.compare_counts({"a": 1019, "b": 1021, "c": 5}, baseline.read_baseline())
+    assert [one.name for one in compared if one.complaint] == ["b", "c"]
+    names = ["list_8x16", "tree_8x16", "list_8x16_scalar", "mixture_8x16"]
+    counts = dict.fromkeys([*names, "list_8x16_large_vocabulary"], 2000)
+    file.write_text(json.dumps({"build": build, "instructions": dict.fromkeys(counts, 1000)}))
+    monkeypatch.setattr(baseline, "make_lm", lambda *_: None)
+    monkeypatch.setattr(baseline, "make_zipf_text", lambda _: load("corpus").make_zipf_text(9999))
+    monkeypatch.setattr(baseline, "count_instructions", lambda *_: (counts, build))
+    assert len(baseline.check_instructions(renew=False)) == 5
+    other = {**build, "instructions": "scalar"}  # a processor without AVX2
+    monkeypatch.setattr(baseline, "count_instructions", lambda *_: (counts, other))
+    assert baseline.check_instructions(renew=False) == []
+    printed = capsys.readouterr().out
+    assert "not judged: this machine has instructions 'scalar', the baseline" in printed
