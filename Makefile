@@ -17,7 +17,7 @@ SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
 .PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-arm \
-  test-architectures architectures bench bench-rescore bench-ngram bench-peers bench-llm results lint tidy sanitize \
+  test-architectures architectures bench bench-rescore bench-ngram bench-peers bench-llm picture results lint tidy sanitize \
   fuzz soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
@@ -91,6 +91,11 @@ bench-peers: setup-test build  ## our peers beside us in one run; trains small d
 
 bench-llm: setup-bench-llm build  ## a real LLM by every strategy and peer, 25 minutes (ARGS=--quick: 4)
 	@python benchmarks/bench_llm.py $(ARGS)
+
+picture: setup-bench-llm build  ## measure README's figures on a quiet machine and draw its picture, 25 minutes
+	@python benchmarks/bench_llm.py --drafter examples/smollm2 --lines "$$(python benchmarks/llm_picture.py --lines)" \
+	  --json benchmarks/results/llm.json $(ARGS)
+	@python benchmarks/llm_picture.py
 
 results: setup-test build  ## measure the tables of research/kim2024/RESULTS.md on the models we can hold (minutes)
 	@python scripts/write_results.py $(ARGS)

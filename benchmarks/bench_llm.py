@@ -4,6 +4,7 @@
     make bench-llm ARGS=--quick                        # 4 minutes
     make bench-llm ARGS="--drafter FOLDER --json F"    # with the n-gram LM and heads of a folder
     make bench-llm ARGS="--model DIR --drafter DIR"    # another model
+    make picture                                       # README's lines, its picture and its table
     make bench-llm ARGS="--gguf FILE"                  # in llama-cpp-python, which this needs:
         .venv/bin/pip install llama-cpp-python ./integrations/llama_cpp
 
@@ -48,6 +49,7 @@ STAGES = ("prompt", "heads", "top_k", "rescore", "lookup", "draft", "target", "p
 WARM_UP = 8  # tokens
 FEWEST_PROMPTS = 3  # that are decoded, whatever the time
 BUSY = 0.05  # share of the processors that other work may take
+LONGEST_QUESTION = 110  # characters, of the example
 
 
 def measure(
@@ -133,6 +135,48 @@ def summarize(lines: Sequence[Line], prompts: Sequence[Prompt]) -> dict[str, Any
             for line in lines
         },
     }
+
+
+def pick_example(
+    lines: Sequence[Line], rows: list[dict[str, Any]], prompts: Sequence[Prompt], tokenizer: Any
+) -> dict[str, Any] | None:
+    """A typical answer of the last line with its accepted draft tokens, for README's picture.
+
+    The short question whose number of tokens per call is nearest to that of all prompts, of those
+    that are answered as by greedy decoding, if there are any.
+
+    Returns:
+        Prompt, question, line, calls, and tokens as [text, whether it was drafted]; None: no
+        question is that short, or nothing was drafted.
+    """
+    turns = {row["id"]: row.get("turns") or [m["content"] for m in row["messages"]] for row in rows}
+    greedy, line = lines[0], lines[-1]
+    mean = sum(len(run.output) for run in line.runs) / sum(run.calls for run in line.runs)
+    short = [
+        (run.output != plain.output, abs(len(run.output) / run.calls - mean), prompt.name, run)
+        for prompt, run, plain in zip(prompts, line.runs, greedy.runs, strict=True)
+        if any(run.accepted) and is_short(turns[prompt.name])
+    ]
+    if not short:
+        return None
+    *_, name, run = min(short, key=lambda one: one[:3])
+    drafted = [is_draft for count in (0, *run.accepted) for is_draft in (*[True] * count, False)]
+    tokens: list[tuple[str, bool]] = []
+    known = ""
+    for end, is_draft in zip(range(1, len(run.output) + 1), drafted, strict=False):
+        whole = tokenizer.decode(run.output[:end], skip_special_tokens=True).rstrip("\ufffd")
+        tokens.append((whole[len(known) :], is_draft))
+        known = max(known, whole, key=len)
+    question = turns[name][0]
+    return {
+        "prompt": name, "question": question, "line": line.name, "calls": run.calls,
+        "tokens": tokens,
+    }  # fmt: skip
+
+
+def is_short(turns: Sequence[str]) -> bool:
+    """Whether a conversation is one question of one line."""
+    return len(turns) == 1 and len(turns[0]) <= LONGEST_QUESTION and "\n" not in turns[0]
 
 
 def print_tables(summary: dict[str, Any]) -> None:
@@ -260,9 +304,8 @@ def main() -> None:
         print(f"left out: {name} ({reason})")
     minutes, load = args.minutes or (QUICK_MINUTES if args.quick else MINUTES), OtherLoad()
     positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
-    prompts = measure(
-        lines, read_rows(args.split), tokenizer, CallCounter(model), args.tokens, positions, minutes
-    )
+    rows = read_rows(args.split)
+    prompts = measure(lines, rows, tokenizer, CallCounter(model), args.tokens, positions, minutes)
     summary, others = summarize(lines, prompts), load.share()
     print_tables(summary)
     if others > BUSY:
@@ -285,7 +328,8 @@ def main() -> None:
             "split": args.split,
             "tokens": args.tokens,
         }
-        write_json(args.json, {"machine": describe_machine(), **settings, **summary,
+        example = {"example": pick_example(lines, rows, prompts, tokenizer)}
+        write_json(args.json, {"machine": describe_machine(), **settings, **summary, **example,
                                "left_out": skipped, "runs": records})  # fmt: skip
 
 

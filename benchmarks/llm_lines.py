@@ -19,7 +19,9 @@ from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.verify import CausalLMTarget
 
-Decode = Callable[[list[int], int], tuple[list[int], dict[str, float]]]
+Stages = dict[str, float]
+# Token ids, seconds by stage, and the accepted draft tokens of each call after the first.
+Decode = Callable[[list[int], int], tuple[list[int], Stages, list[int]]]
 NODES = 16
 GREEDY = "transformers greedy"
 PEERS: dict[str, dict[str, Any]] = {
@@ -81,11 +83,13 @@ class Run(NamedTuple):
         output: token ids.
         calls: of the target, counted from outside.
         seconds: wall time by stage; "total" is measured from outside.
+        accepted: draft tokens of each call after the first; empty where they are not known.
     """
 
     output: list[int]
     calls: int
-    seconds: dict[str, float]
+    seconds: Stages
+    accepted: list[int]
 
 
 @dataclass
@@ -94,7 +98,8 @@ class Line:
 
     Attributes:
         name: in tables and results.
-        decode: prompt, most new tokens -> output, seconds by stage, and "calls" if it counts them.
+        decode: prompt, most new tokens -> output, seconds by stage, with "calls" if it counts them,
+            accepted draft tokens.
         counts_calls: whether it counts its own calls: all but transformers.
     """
 
@@ -109,10 +114,10 @@ class Line:
         counter.reset()
         with contextlib.nullcontext() if self.counts_calls else counter:
             start = time.perf_counter()
-            output, stages = self.decode(prompt, tokens)
+            output, stages, accepted = self.decode(prompt, tokens)
             total = time.perf_counter() - start
         calls = int(stages.pop("calls")) if self.counts_calls else counter.calls
-        return Run(output, calls, {**stages, "total": total})
+        return Run(output, calls, {**stages, "total": total}, accepted)
 
 
 def make_lines(
@@ -186,7 +191,7 @@ def make_llama_cpp_lines(gguf: str, threads: int, lm: Any = None) -> list[Line]:
 def _llama_cpp(llama: Any, draft: Any) -> Decode:
     inner = llama.eval
 
-    def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
+    def decode(prompt: list[int], tokens: int) -> tuple[list[int], Stages, list[int]]:
         calls, output = [0], []
 
         def count(tokens: Any) -> None:
@@ -199,7 +204,7 @@ def _llama_cpp(llama: Any, draft: Any) -> Decode:
             output.append(token)
             if token == llama.token_eos() or len(output) == tokens:
                 break
-        return output, {"calls": calls[0]}
+        return output, {"calls": calls[0]}, []
 
     return decode
 
@@ -208,8 +213,8 @@ def _transformers(model: Any, options: dict[str, Any]) -> Decode:
     ends = model.generation_config.eos_token_id
     stops = ends if isinstance(ends, list) else [] if ends is None else [ends]
 
-    def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
-        return generate_with_transformers(model, prompt, tokens, stops, **options), {}
+    def decode(prompt: list[int], tokens: int) -> tuple[list[int], Stages, list[int]]:
+        return generate_with_transformers(model, prompt, tokens, stops, **options), {}, []
 
     return decode
 
@@ -259,7 +264,7 @@ def _heads_chain(model: Any, heads: HiddenStateHeads) -> Decode:
     def make(generation_config: Any, **_arguments: Any) -> HeadsChain:
         return HeadsChain(heads, generation_config.max_length)
 
-    def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
+    def decode(prompt: list[int], tokens: int) -> tuple[list[int], Stages, list[int]]:
         model._get_candidate_generator = make
         try:
             return assisted(prompt, tokens)
@@ -281,9 +286,10 @@ def _built(model: Any, folder: Path, heads: Any) -> Decode:
 
 
 def _by_generate(model: Any, drafter: Any, options: dict[str, Any]) -> Decode:
-    def decode(prompt: list[int], tokens: int) -> tuple[list[int], dict[str, float]]:
+    def decode(prompt: list[int], tokens: int) -> tuple[list[int], Stages, list[int]]:
         result = generate(model, prompt, drafter, max_new_tokens=tokens, **options)
         stats = result.stats
-        return list(result.token_ids), {**stats.seconds, "calls": stats.target_calls}
+        seconds = {**stats.seconds, "calls": stats.target_calls}
+        return list(result.token_ids), seconds, stats.accept_lengths
 
     return decode

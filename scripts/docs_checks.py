@@ -61,6 +61,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return link["text"] if target.exists() else link[0]
 
     pages = set(find_pages())
+    if source == ROOT / "README.md":  # its <picture>
+        markdown = re.sub(r'\b(src|srcset)="docs/', r'\1="', markdown)
     return LINK.sub(resolve, markdown)
 
 

@@ -6,7 +6,9 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -126,3 +128,67 @@ def test_instructions_are_compared_on_like_machines_only(
     assert baseline.check_instructions(renew=False) == []
     printed = capsys.readouterr().out
     assert "not judged: this machine has instructions 'scalar', the baseline" in printed
+
+
+# README's picture
+def test_readme_has_the_picture_of_the_figures(load: Any) -> None:
+    picture = load("llm_picture")
+    results = json.loads(picture.RESULTS.read_text())
+    command = "python benchmarks/llm_picture.py"
+    for theme in picture.THEMES:
+        file = picture.IMAGES / f"llm-{theme}.svg"
+        assert file.read_text() == picture.draw(results, theme), f"run {command}"
+    readme = picture.README.read_text()
+    assert readme == picture.fill_readme(results, readme), f"run {command}"
+
+
+def test_a_picture_has_the_whole_answer_and_loads_nothing(load: Any) -> None:
+    picture = load("llm_picture")
+    answer = [("Well,\n\n", False), ("a <b> &", True), (" " + "long" * 20, True), ("er", False)]
+    line = {"all": {"tokens_per_call": {"value": 2.5}, "speed": {"value": 2.0}}}
+    results = {
+        "lines": {"transformers greedy": line, "drafter of the folder": line},
+        "example": {"question": 'Why "so"?', "calls": 3, "tokens": answer},
+        "texts": {"all": {"prompts": 7}}, "model": "M", "dtype": "float32",
+        "machine": {"processor": "AMD EPYC (family/model 1/2)", "cores": 2,
+                    "search_instructions": ["scalar", "avx2"]},
+    }  # fmt: skip
+    pieces = list(picture.wrap(answer))
+    assert [text for _, _, text, _ in pieces] == ["Well,", "a <b> &", " " + "long" * 20, "er"]
+    assert [(row, column) for row, column, _, _ in pieces] == [(0, 0), (2, 0), (2, 7), (2, 88)]
+    assert {row for row, *_ in picture.wrap([(" word", True)] * 40)} == {0, 1}
+    root = ElementTree.fromstring(picture.draw(results, "dark"))
+    name = "{http://www.w3.org/2000/svg}"
+    assert {element.tag.removeprefix(name) for element in root.iter()} == {
+        "svg", "title", "desc", "style", "text", "rect"
+    }  # fmt: skip
+    texts = [element.text for element in root.iter(f"{name}text")]
+    assert texts[:5] == ['Why "so"?', "Well,", "a <b> &", "long" * 20, "er"]
+    assert "4 tokens in 3 calls of the model instead of 4; green: 2 accepted draft tokens" in texts
+    assert "url(" not in picture.draw(results, "light")
+    readme = picture.fill_readme(results, f"# x\n{picture.BEGIN}old\n{picture.END}rest\n")
+    assert "on 2 cores of an AMD EPYC without AVX-512" in readme
+    assert readme == f"# x\n{picture.BEGIN}{picture.describe_in_readme(results)}{picture.END}rest\n"
+
+
+def test_the_example_is_a_typical_answer(load: Any) -> None:
+    bench, lines = load("bench_llm"), load("llm_lines")
+    turns = {"long": "x" * 999, "lucky": "a?", "typical": "b?", "differs": "c?"}
+    rows = [{"id": name, "messages": [{"content": text}]} for name, text in turns.items()]
+    prompts = [bench.Prompt(name, "kind", [1]) for name in turns]
+    accepted = {"long": [1, 1], "lucky": [4], "typical": [2, 0, 0], "differs": [1, 1]}
+    greedy, ours = (lines.Line(name, lambda *_: None) for name in ("greedy", "ours"))
+    for name, counts in accepted.items():
+        output = list(range(sum(counts) + len(counts) + 1))
+        greedy.runs.append(lines.Run(output, len(output), {}, []))
+        mine = output if name != "differs" else output[::-1]
+        ours.runs.append(lines.Run(mine, len(counts) + 1, {}, counts))
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: "".join(f"t{one}" for one in ids))
+    example = bench.pick_example([greedy, ours], rows, prompts, tokenizer)
+    assert (example["prompt"], example["question"], example["calls"]) == ("typical", "b?", 4)
+    assert example["tokens"] == [
+        ("t0", False), ("t1", True), ("t2", True), ("t3", False), ("t4", False), ("t5", False)
+    ]  # fmt: skip
+    for run in ours.runs:
+        run.accepted.clear()
+    assert bench.pick_example([greedy, ours], rows, prompts, tokenizer) is None
