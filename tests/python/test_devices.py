@@ -26,8 +26,14 @@ from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, VocabularyHeads, model_facts
 from lattice_bpd.models.heads import FirstHead, HeadNetwork
+from lattice_bpd.train.vocabulary_heads import (
+    Positions,
+    VocabularyHeadsOptions,
+    train_vocabulary_heads,
+)
 from lattice_bpd.verify import CausalLMTarget, use_cpu_kernels
 from lattice_bpd.verify.acceptance import Sampled
+from lattice_bpd_drafters.medusa_heads import MedusaHeads
 from planted_drafts import PlantedDrafts
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated, plain_generate
 
@@ -176,6 +182,33 @@ def test_tied_embeddings_offloaded(way, tmp_path):
     assert generate(model, PROMPT, heads=heads, max_new_tokens=COUNT).token_ids == wanted
 
 
+@pytest.mark.parametrize("way", [*MAPS])
+def test_what_transformers_loads_by_a_device_map(way, tmp_path):
+    accelerate()
+    new_model().save_pretrained(tmp_path / "model")
+    model = LlamaForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=MAPS[way], offload_folder=tmp_path / "offloaded"
+    )
+    model.generation_config = build_target("llama").generation_config
+    assert any(weight.is_meta for weight in model.parameters())
+    assert generate(model, PROMPT, max_new_tokens=COUNT).token_ids == generated("llama")[0]
+    assert custom(model, PROMPTS) == generated("llama")
+
+
+def test_heads_are_trained_and_begun_on_an_offloaded_target(tmp_path):
+    states = torch.randn(40, 32, generator=torch.Generator().manual_seed(1))
+    ids = torch.arange(40) % VOCAB
+    positions = Positions(states, torch.arange(36), ids[:36], ids[:36, None].repeat(1, 2))
+    options = VocabularyHeadsOptions(num_slots=2, inner_size=16, batch_size=8, epochs=1)
+    trained, begun = [], []
+    for model in (new_model(), offload("output embedding", tmp_path, new_model())):
+        heads = train_vocabulary_heads(model, positions, range(VOCAB), options)
+        trained.append(heads.draft_logits(states[:3], ids[:3]).detach())
+        begun.append(MedusaHeads.from_target(model, 2).output_weight.detach())
+    assert torch.allclose(*trained, atol=1e-5)
+    assert torch.equal(*begun)
+
+
 @pytest.mark.parametrize("way", ["cpu", "disk"])
 @pytest.mark.parametrize("kind", ["qwen3_5", "gemma2", "gpt_neox", "gemma4"])
 def test_offloaded_targets_of_other_kinds(kind, way, tmp_path):
@@ -302,6 +335,9 @@ def test_targets_decode_with_another_default_device(kind):
         result = decode(model, PROMPT, drafter, layout=layout, max_new_tokens=COUNT)
         assert result.token_ids == outputs[0]
         assert result.stats.target_calls < 0.6 * COUNT
+    if kind == "llama":
+        fixed = decode(model, PROMPT, NoDrafter(), static_cache=True, max_new_tokens=COUNT)
+        assert fixed.token_ids == outputs[0]
     settings = {"max_new_tokens": COUNT, "logprobs": 3}
     assert generate(model, PROMPT, **settings).token_ids == outputs[0]
     if several:

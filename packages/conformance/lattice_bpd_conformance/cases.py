@@ -24,6 +24,7 @@ from lattice_bpd.decode.certificate.own_generate import Choices, write_text
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.extensions import DRAFTERS, known_extensions
+from lattice_bpd.models.hooks import device_of
 
 BATCHES = (1, 3)
 SETTINGS = ("", "penalty", "eos")
@@ -212,7 +213,7 @@ class Reference:
 
     @torch.inference_mode()
     def _generate(self, prompt: Sequence[int]) -> ReferenceText:
-        ids = torch.tensor([list(prompt)], device=self.model.device)
+        ids = torch.tensor([list(prompt)], device=device_of(self.model))
         generated = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -22,6 +22,7 @@ from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd_conformance.cases import (
     Case,
     Reference,
@@ -200,8 +201,8 @@ class Checker:
         rows = [prompt[:1] * (longest - len(prompt)) + prompt for prompt in prompts]
         masks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         outputs = self.model.generate(
-            torch.tensor(rows, device=self.model.device),
-            attention_mask=torch.tensor(masks, device=self.model.device),
+            torch.tensor(rows, device=device_of(self.model)),
+            attention_mask=torch.tensor(masks, device=device_of(self.model)),
             do_sample=False,
             max_new_tokens=self.max_new_tokens,
             custom_generate=CustomGenerate(
@@ -244,7 +245,7 @@ class Checker:
             num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=2048,
             eos_token_id=None, bos_token_id=None,
         )  # fmt: skip
-        return LlamaForCausalLM(config).eval().to(self.model.device)  # type: ignore[no-untyped-call]
+        return LlamaForCausalLM(config).eval().to(device_of(self.model))  # type: ignore[no-untyped-call]
 
     @cached_property
     @torch.no_grad()

@@ -8,12 +8,15 @@ Head i (from 0) predicts slot i of the lattice: the token i+2 positions after th
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.head_files import HeadFiles, SavedHeads
+from lattice_bpd.models.hooks import loaded
 
 _SIZES = ("hidden_size", "vocab_size", "num_slots", "num_layers")
 MEDUSA_FILES = HeadFiles("medusa_heads", {**dict.fromkeys(_SIZES, 1), "num_layers": 0})
@@ -62,10 +65,11 @@ class MedusaHeads(SavedHeads):
         cls, target: PreTrainedModel, num_slots: int, num_layers: int = 1
     ) -> MedusaHeads:
         """Untrained heads, each a copy of the target's output embedding, as Medusa starts them."""
-        weight = target.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-        heads = cls(weight.shape[1], weight.shape[0], num_slots, num_layers)
-        with torch.no_grad():
-            heads.output_weight.copy_(weight.detach().expand_as(heads.output_weight))
+        output: Any = target.get_output_embeddings()  # type: ignore[no-untyped-call]
+        vocab_size, width = output.weight.shape
+        heads = cls(width, vocab_size, num_slots, num_layers)
+        with torch.no_grad(), loaded(output):
+            heads.output_weight.copy_(output.weight.expand_as(heads.output_weight))
         return heads
 
     def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:  # noqa: ARG002

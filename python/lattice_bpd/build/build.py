@@ -51,6 +51,7 @@ from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.head_files import TargetSample, name_of
 from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.head_states import StateFile
 from lattice_bpd.train.responses.collect import (
@@ -346,7 +347,7 @@ def _own_share(model: PreTrainedModel, exchanges: Sequence[Exchange]) -> str:
     """How many tokens of responses from elsewhere are the model's own greedy ones."""
     right = total = 0
     for one in exchanges[:_CHECKED]:
-        ids = torch.tensor([[*one.prompt, *one.response]], device=model.device)
+        ids = torch.tensor([[*one.prompt, *one.response]], device=device_of(model))
         best = model(ids).logits[0, len(one.prompt) - 1 : -1].argmax(dim=-1)
         right += int((best == ids[0, len(one.prompt) :]).sum())
         total += len(one.response)
@@ -402,11 +403,11 @@ def _train_heads(
     heads.to(dtype=model.dtype).attach(model)
     others = [*fitting, *held_out]
     hidden = torch.cat([states.of(n, len(responses[n])) for n in others])
-    exact = torch.tensor([t for n in others for t in responses[n]], device=model.device)
+    exact = torch.tensor([t for n in others for t in responses[n]], device=device_of(model))
     found = []
     with torch.inference_mode():
         for rows, ids in zip(*(torch.split(one, _ROWS) for one in (hidden, exact)), strict=True):
-            lattice = heads.lattice(rows.to(model.device, model.dtype), ids, _TOP_K)
+            lattice = heads.lattice(rows.to(device_of(model), model.dtype), ids, _TOP_K)
             found.append((lattice.token_ids.int().cpu(), lattice.scores.float().cpu()))
     ends = np.cumsum([len(responses[n]) for n in others])[:-1]
     split = [np.split(torch.cat(part).numpy(), ends) for part in zip(*found, strict=True)]
@@ -441,8 +442,8 @@ def _measure_calls(drafting: DraftingModel, job: BuildJob, watcher: Watcher) -> 
 @torch.inference_mode()
 def _time_heads(model: PreTrainedModel, heads: VocabularyHeads) -> float:
     """Median seconds of a call of the heads."""
-    hidden = torch.zeros(1, heads.hidden_size, device=model.device, dtype=model.dtype)
-    exact, times = torch.zeros(1, dtype=torch.int64, device=model.device), []
+    hidden = torch.zeros(1, heads.hidden_size, device=device_of(model), dtype=model.dtype)
+    exact, times = torch.zeros(1, dtype=torch.int64, device=device_of(model)), []
     for _ in range(20):
         start = time.perf_counter()
         heads.lattice(hidden, exact).scores.cpu()

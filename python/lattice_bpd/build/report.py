@@ -22,6 +22,7 @@ from lattice_bpd.build.job import BuildJob, split_chats
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.strategies import load_drafter
 from lattice_bpd.models.checkpoint import find_stop_tokens
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.openai_server import OpenAIServer
 from lattice_bpd.train.responses.collect import Exchange, write_prompts
@@ -139,7 +140,7 @@ def generate_plainly(
         stop_token_ids: end the text; none: those of the model's generation config.
     """
     start = time.perf_counter()
-    ids = torch.tensor([list(prompt)], device=model.device)
+    ids = torch.tensor([list(prompt)], device=device_of(model))
     ends = {"eos_token_id": sorted(stop_token_ids)} if stop_token_ids else {}
     output: Any = model.generate(  # type: ignore[operator]
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=limit, **ends

@@ -210,9 +210,7 @@ class VocabularyHeads(SavedHeads):
                 f"VocabularyHeads: the heads are for an output embedding of shape {expected}, the "
                 f"target has one of {found}; use heads that were trained on this target"
             )
-        with loaded(output):
-            rows = take_rows(output, self.token_ids)
-        self._target = base.get_input_embeddings(), output, *rows
+        self._target = base.get_input_embeddings(), output, *take_rows(output, self.token_ids)
 
     def draft_states(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """States whose products with the output embedding are the logits.
@@ -331,8 +329,10 @@ class VocabularyHeads(SavedHeads):
 
 def take_rows(output: Any, token_ids: Tensor) -> tuple[Tensor, Tensor | None]:
     """(K, D) rows and (K,) bias, or None, of K tokens of an output embedding."""
-    bias = getattr(output, "bias", None)
-    return output.weight.detach()[token_ids], None if bias is None else bias.detach()[token_ids]
+    with loaded(output):
+        bias = getattr(output, "bias", None)
+        rows: Tensor = output.weight.detach()[token_ids]
+        return rows, None if bias is None else bias.detach()[token_ids]
 
 
 def _to_array(tensor: Tensor) -> npt.NDArray[Any]:

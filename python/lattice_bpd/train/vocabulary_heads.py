@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.head_files import identify
 from lattice_bpd.models.heads import VocabularyHeads, take_rows
+from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.linear import has_fast_bfloat16, linear
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.head_states import KeptStates
@@ -174,9 +175,11 @@ def train_vocabulary_heads(
         raise ValueError(f"{where}: no position; expected responses of two tokens")
     vocab_size, width = model.get_output_embeddings().weight.shape  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
-    heads = VocabularyHeads(
-        token_ids, width, vocab_size, num_slots=options.num_slots, inner_size=options.inner_size
-    ).to(model.device)
+    device = device_of(model)
+    with torch.device("cpu"):  # the same numbers for all devices
+        heads = VocabularyHeads(
+            token_ids, width, vocab_size, num_slots=options.num_slots, inner_size=options.inner_size
+        ).to(device)
     heads.attach(model)
     # the last one for labels of -1
     is_known = torch.zeros(vocab_size + 1, dtype=torch.bool, device="cpu")
@@ -199,7 +202,7 @@ def train_vocabulary_heads(
             1, options.num_slots + 1, device="cpu"
         )
         predicted_by[~is_known[positions.labels[batch]]] = -1
-        labels = predicted_by.flatten().to(model.device)
+        labels = predicted_by.flatten().to(device)
         with _autocast(model):
             states = heads.draft_states(*_take(heads, positions, batch))
         loss, gradients = _cross_entropy(
@@ -219,7 +222,7 @@ def train_vocabulary_heads(
     def describe(losses: dict[int, float]) -> str:
         return f"loss {losses[1]:.3f}, {report.steps_per_second * size:,.0f} positions/s"
 
-    every = _SAVE_EVERY * (1 if model.device.type == "cpu" else 10)
+    every = _SAVE_EVERY * (1 if device.type == "cpu" else 10)
     trainer.run(checkpoint, watcher, stage="heads", every=every, on_step=describe)
     return heads.eval()
 
@@ -306,4 +309,5 @@ def _take(heads: VocabularyHeads, positions: Positions, batch: Tensor) -> tuple[
 
 def _autocast(model: PreTrainedModel) -> torch.autocast:
     """Matrix products in bfloat16 where that is fast."""
-    return torch.autocast(model.device.type, torch.bfloat16, has_fast_bfloat16(model.device))
+    device = device_of(model)
+    return torch.autocast(device.type, torch.bfloat16, has_fast_bfloat16(device))

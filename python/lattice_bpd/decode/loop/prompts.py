@@ -96,7 +96,8 @@ def read_prompts(
     initial: Any = None
     if options.static_cache:
         capacity = longest + options.limits[0] + options.max_draft_nodes + 1
-        initial = StaticCache(config=model.target.base.config, max_cache_len=capacity)
+        with torch.device(model.device):  # its layers make counters without naming one
+            initial = StaticCache(config=model.target.base.config, max_cache_len=capacity)
     if prompts.sources is not None:
         encoding: Any = model.target
         initial = encoding.encode(prompts.sources)
