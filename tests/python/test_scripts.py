@@ -46,6 +46,13 @@ def test_pins_are_those_of_the_extras(load: Any) -> None:
         assert sorted(named) == sorted(pins), python
 
 
+def test_mutations_apply(load: Any) -> None:
+    """Those that fixed bugs added to tests/mutations.txt still are about code that exists."""
+    mutate = load("mutate")
+    by_tests = mutate.load_mutations(mutate.LIST.read_text(), "")
+    mutate.check_mutations([one for mutations in by_tests.values() for one in mutations])
+
+
 def test_extras_that_the_docs_name_exist(load: Any) -> None:
     text = "\n".join(page.read_text() for page in find_pages())
     named = re.findall(r"(?:lattice-bpd|'\.|\"\.)\[([\w,-]+)\]", text)
