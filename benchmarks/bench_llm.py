@@ -311,7 +311,8 @@ def main() -> None:
     if others > BUSY:
         print(
             f"Other work took {others:.0%} of this machine's processors meanwhile, so times and "
-            "speeds are no verdict; tokens per call are."
+            "speeds are no verdict; tokens per call are. OMP_WAIT_POLICY=passive or "
+            "OMP_NUM_THREADS=1 decodes faster beside it."
         )
     if args.json:
         records = {
