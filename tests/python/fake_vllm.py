@@ -99,6 +99,10 @@ class Runner:
             self.input_batch.token_ids_cpu, slot_mappings=slot_mappings,
         )  # fmt: skip
 
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> None:
+        """May change the logits, as samplers do."""
+        logits.fill_(torch.nan)
+
     def step(self) -> list[int]:
         """Verifies the drafts of all requests and lets the drafter propose; tokens kept of each."""
         rows, kept, num_drafts = [], [], []
@@ -117,7 +121,11 @@ class Runner:
             one.text = text + right[: count + 1]
             kept.append(right[: count + 1])
         self._fill_batch()
-        metadata = SimpleNamespace(num_draft_tokens=num_drafts) if any(num_drafts) else None
+        metadata = None
+        if any(num_drafts):
+            drafts = torch.tensor([token for one in self.batch for token in one.drafts])
+            metadata = SimpleNamespace(num_draft_tokens=num_drafts, draft_token_ids=drafts)
+        self._sample(torch.stack(rows)[:, :VOCAB].clone(), metadata)
         drafts = self.propose_draft_token_ids(
             SimpleNamespace(num_spec_tokens_to_schedule=self.budget), kept,
             SimpleNamespace(all_greedy=self.all_greedy), None, torch.stack(rows), None, metadata,
@@ -155,6 +163,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     runner = type("GPUModelRunner", (Runner,), {})
     runner.propose_draft_token_ids = Runner.propose_draft_token_ids  # type: ignore[attr-defined]
+    runner._sample = Runner._sample  # type: ignore[attr-defined]
     names = {
         "vllm": {"__version__": "0.32.0"},
         "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner": runner},

@@ -24,10 +24,13 @@ from fake_vllm import (
     draft_freely,
     is_right,
     make_proposer,
+    next_token,
     vllm,
 )
-from lattice_bpd import DraftConfig
+from lattice_bpd import DraftConfig, _core
 from lattice_bpd.models.heads import VocabularyHeads
+from lattice_bpd_vllm import mixture_chains, predictions, step_drafter
+from lattice_bpd_vllm import proposer as proposer_module
 from lattice_bpd_vllm.batch import DraftBatch
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.proposer import LatticeProposer
@@ -86,6 +89,140 @@ def test_outputs_are_the_target_s(
     if with_heads:  # they know the next SLOTS tokens, which the text does not
         kept = [len(one.text) - len(one.prompt) for one in requests]
         assert sum(kept) / proposer.counters.target_calls > 2.0
+
+
+class Recorder:
+    """A text that keeps the predictions that it is given: what they follow, and their best."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens, self.found = tokens, {}
+
+    def add_predictions(self, length: int, tree: Any, token_ids: Any, log_probs: Any) -> None:
+        assert len(tree.token_ids) == len(token_ids) == len(log_probs)
+        assert tree.token_ids[0] == self.tokens[length - 1]
+        for count in range(1, len(token_ids) + 1):
+            after = tuple(self.tokens[: length - 1] + list(tree.token_ids[:count]))
+            self.found[after] = token_ids[count - 1, 0], log_probs[count - 1, 0]
+
+
+def test_predictions_follow_the_tokens_that_were_verified(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Against the target's rule, with requests that read prompts, cut drafts and padding."""
+    proposer = make_proposer(monkeypatch, "mixture", None, check=True)
+    draft_freely(proposer, monkeypatch)
+    assert proposer._drafter._mixture.reads_predictions
+    add, found = mixture_chains.add_predictions, []
+
+    def record(texts: Any, step: Any, batch: DraftBatch, vocab_size: int) -> None:
+        add(texts, step, batch, vocab_size)
+        for request, length in zip(batch.requests, batch.lengths, strict=True):
+            found.append(Recorder(step.token_ids[request, :length].tolist()))
+        add(found[len(found) - len(batch.requests) :], step, batch, vocab_size)
+
+    monkeypatch.setattr(mixture_chains, "add_predictions", record)
+    requests = [
+        Request(rng.integers(0, VOCAB, size=7).tolist(), max_tokens=40, unread=int(n % 3))
+        for n in range(5)
+    ]
+    runner = vllm.runner(proposer, requests)
+    num_rows = 0
+    for _ in range(24):
+        num_rows += sum(len(one.drafts) + 1 for one in requests if one.unread == 0)
+        runner.step()
+        for one in requests:
+            if one.drafts and rng.random() < 0.3:
+                one.drafts = one.drafts[:2] + [-1] * int(rng.integers(0, 3))
+    log_prob = 5.0 - np.log(np.exp(5.0) + VOCAB - 1)
+    for one in found:
+        for after, (token, score) in one.found.items():
+            assert token == next_token(list(after))
+            assert score == pytest.approx(log_prob, abs=1e-5)
+    assert num_rows / 2 < sum(len(one.found) for one in found) <= num_rows
+    assert all(map(is_right, requests))
+    assert proposer.counters.failures == 0
+
+
+def test_predictions_are_drafts(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text in which no token occurred before has drafts from rejected ones."""
+    proposer = make_proposer(monkeypatch, "mixture", None, check=True)
+    draft_freely(proposer, monkeypatch)
+    request = Request([1, 2, 3])
+    runner = vllm.runner(proposer, [request])
+    runner.step()
+    exact = request.text[-1]
+    wrong = (next_token(request.text) + 1) % VOCAB
+    expected = next_token([*request.text, wrong])  # what the target predicts after the wrong one
+    request.drafts = [wrong]
+    runner.step()
+    text = proposer._drafter._mixture.texts._texts["0"].drafts
+    ends = [*request.text, exact, wrong]
+    text.append([exact, wrong])
+    tree = _core.search_mixtures([text], [1], 1, True)[0]
+    assert tree.token_ids[1] == expected, ends
+
+
+@pytest.mark.parametrize(
+    ("sources", "reads"), [(None, True), (("text",), False), (("text", "target"), True)]
+)
+def test_predictions_are_selected_where_they_are_a_source(
+    sources: Any, reads: bool, vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    selected: list[int] = []
+
+    def select(logits: Any, *args: Any) -> Any:
+        selected.append(len(logits))
+        return predictions.select_predictions(logits, *args)
+
+    monkeypatch.setattr(step_drafter, "select_predictions", select)
+    made = DrafterParts(None, (), DraftConfig(sources=sources), "mixture", VOCAB)
+    monkeypatch.setattr(proposer_module, "load_parts", lambda _: made)
+    proposer = LatticeProposer(config_of(log_seconds=0))
+    proposer.load_model(Target())
+    runner = vllm.runner(proposer, [Request([1, 2, 3])])
+    runner.step()
+    assert bool(selected) == reads
+    selected.clear()
+    monkeypatch.setattr(proposer._drafter._mixture, "lengths", Paused())
+    runner.step()
+    selected.clear()
+    runner.step()  # the step before was paused
+    assert not selected
+    assert proposer.counters.failures == 0
+
+
+def test_a_release_without_the_method_drafts_without_predictions(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def _sample(self: Any, logits: Any, metadata: Any) -> None:
+        """Of another release."""
+
+    monkeypatch.setattr(vllm.runner, "_sample", _sample)
+    proposer = make_proposer(monkeypatch, "mixture", None, check=True)
+    assert not proposer._drafter._mixture.reads_predictions
+    runner = vllm.runner(proposer, [Request(list(range(VOCAB)) * 2)])
+    draft_freely(proposer, monkeypatch)
+    for _ in range(4):
+        runner.step()
+    assert proposer.counters.draft_tokens > 0
+    assert is_right(runner.batch[0])
+
+
+def test_logits_that_cannot_be_read_cost_drafts_only(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    proposer = make_proposer(monkeypatch, "mixture", None)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(step_drafter, "select_predictions", fail)
+    runner = vllm.runner(proposer, [Request(list(range(VOCAB)) * 2)])
+    for _ in range(4):
+        runner.step()
+    assert proposer.counters.failures == 4
+    assert "planted" in caplog.text
+    assert is_right(runner.batch[0])
 
 
 def test_texts_are_those_of_the_requests(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

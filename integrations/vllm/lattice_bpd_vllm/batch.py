@@ -10,6 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from lattice_bpd_vllm.block_lattices import CacheLayout
+    from lattice_bpd_vllm.predictions import StepPredictions
 
 
 class EngineStep(NamedTuple):
@@ -32,6 +33,8 @@ class EngineStep(NamedTuple):
             the step; None: it reads none.
         layout: where these N tokens are in the engine's KV cache; None without features.
         tenants: whom each request is of; None: all of one.
+        predictions: the target's most probable next tokens after the tokens of this step; None:
+            the engine does not show logits, or nobody reads them.
     """
 
     kept: Sequence[Sequence[int]]
@@ -48,6 +51,7 @@ class EngineStep(NamedTuple):
     features: Tensor | None = None
     layout: CacheLayout | None = None
     tenants: Sequence[str] | None = None
+    predictions: StepPredictions | None = None
 
 
 class DraftBatch(NamedTuple):

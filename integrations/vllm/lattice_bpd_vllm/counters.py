@@ -24,6 +24,7 @@ class DraftCounters:
         draft_tokens: tokens of these drafts.
         verified_tokens: draft tokens that the engine verified.
         accepted_tokens: draft tokens that the target accepted.
+        predictions: tokens after which the target's own predictions were read.
         failures: steps without drafts because of an error.
         seconds: wall-clock time in the proposer.
     """
@@ -35,6 +36,7 @@ class DraftCounters:
     draft_tokens: int = 0
     verified_tokens: int = 0
     accepted_tokens: int = 0
+    predictions: int = 0
     failures: int = 0
     seconds: float = 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from lattice_bpd.lattice.logits import select_top_k, use_torch_threads
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
 from lattice_bpd_vllm.drafting import Chains
 from lattice_bpd_vllm.files import DrafterParts
+from lattice_bpd_vllm.predictions import add_predictions
 from lattice_bpd_vllm.request_texts import RequestTexts
 from lattice_bpd_vllm.served_texts import ServedTexts
 
@@ -29,10 +31,13 @@ class MixtureChains:
         threads: of top-k and search, 0 for all cores.
         lengths: how many tokens are drafted; None: as many as the engine verifies.
         served: texts served before, a source too; None: without.
+        has_logits: whether the engine shows the target's logits, whose predictions are a source.
+        logger: says which gates are taken where none are of these sources.
 
     Attributes:
         lengths: see above.
         texts: of the requests.
+        reads_predictions: whether `EngineStep.predictions` are a source.
 
     Raises:
         ValueError: more than 4 LMs.
@@ -45,12 +50,21 @@ class MixtureChains:
         threads: int,
         lengths: _core.DraftLengths | None,
         served: ServedTexts | None = None,
+        *,
+        has_logits: bool = False,
+        logger: logging.Logger,
     ) -> None:
         sources, heads = parts.config.sources, parts.heads is not None
         text = sources is None or "text" in sources
-        names = source_names(len(parts.lms), heads=heads, text=text, store=served is not None)
-        gates = Gates.fitting(parts.gates, names)
-        make = partial(make_mixture, vocab_size, parts.lms, heads=heads, text=text, gates=gates)
+        target = has_logits and (sources is None or "target" in sources)
+        names = source_names(
+            len(parts.lms), heads=heads, text=text, store=served is not None, target=target
+        )
+        gates = Gates.fitting(parts.gates, names, logger)
+        make = partial(
+            make_mixture, vocab_size, parts.lms, heads=heads, text=text, target=target, gates=gates
+        )
+        self.reads_predictions, self._vocab_size = target, vocab_size
         if served is None:
             mixture = make(store=None)
             self.texts = RequestTexts(lambda _: mixture)
@@ -80,6 +94,7 @@ class MixtureChains:
         candidates = self._candidates(slots)
         own_seconds = time.perf_counter() - start  # new prompts are no cost of each step
         texts = self.texts.update(step, batch)
+        add_predictions(texts, step, batch, self._vocab_size)
         threads = self._threads if len(texts) >= _THREADED else 1
         if self.lengths is None:
             trees = _core.search_mixtures(

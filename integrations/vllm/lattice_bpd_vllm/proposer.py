@@ -13,10 +13,12 @@ from lattice_bpd_vllm.counters import DraftCounters
 from lattice_bpd_vllm.cpu_layers import use_core_layers
 from lattice_bpd_vllm.files import load_parts, reads_layers
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
+from lattice_bpd_vllm.predictions import StepPredictions
 from lattice_bpd_vllm.runner_v1 import (
     LOGGER,
     RunnerStep,
     aux_layers_of,
+    observe_logits,
     observe_steps,
     read_step,
     request_aux_states,
@@ -66,6 +68,7 @@ class LatticeProposer:
         ).GPUModelRunner
         observe_steps(self._runner_class, self._version)
         self._step: RunnerStep | None = None
+        self._predictions: StepPredictions | None = None
         self._sampling, self._said_skipped = "correct", False
 
     def load_model(self, target: Any) -> None:
@@ -92,6 +95,7 @@ class LatticeProposer:
             int(config.speculative_config.num_speculative_tokens),
             LOGGER,
             is_sharded=config.parallel_config.tensor_parallel_size > 1,
+            has_logits=observe_logits(self._runner_class),
         )
         self._layers = self._drafter.source.layers
         if self._layers:
@@ -122,6 +126,10 @@ class LatticeProposer:
     def observe_step(self, step: RunnerStep) -> None:
         """Called by the wrapped runner before each `propose`."""
         self._step = step
+
+    def observe_logits(self, logits: Any, draft_token_ids: Any) -> None:
+        """Called by the wrapped runner before it takes tokens, which may change the logits."""
+        self._predictions = self._drafter.predict(logits, draft_token_ids)
 
     def propose(
         self,
@@ -170,6 +178,7 @@ class LatticeProposer:
                 f"the model runner of vLLM {self._version} differs from that of tested releases: "
                 f"{error}"
             ) from error
+        read = read._replace(predictions=self._predictions)
         if self._sampling == "correct" or step.sampling_metadata.all_greedy:
             return read
         if not self._said_skipped:

@@ -27,6 +27,7 @@ TESTED_VERSIONS = ("0.32.0", "0.33.0")
 LOGGER = logging.getLogger("vllm.lattice_bpd")  # vLLM shows the loggers below "vllm"
 
 _METHOD, _SETUP = "propose_draft_token_ids", "_setup_eagle3_aux_hidden_state_outputs"
+_SAMPLE, _SAMPLE_PARAMETERS = "_sample", ("self", "logits", "spec_decode_metadata")
 _PARAMETERS = (
     "self", "scheduler_output", "sampled_token_ids", "sampling_metadata", "hidden_states",
     "sample_hidden_states", "aux_hidden_states", "spec_decode_metadata", "common_attn_metadata",
@@ -95,6 +96,35 @@ def observe_steps(runner_class: type, version: str) -> None:
 
     observed._observed_by_lattice_bpd = True  # type: ignore[attr-defined]
     setattr(runner_class, _METHOD, observed)
+
+
+def observe_logits(runner_class: type) -> bool:
+    """Wraps the method that takes tokens from a step's logits; a second call changes nothing.
+
+    Args:
+        runner_class: see `observe_steps`. The method calls `drafter.observe_logits(logits,
+            draft_token_ids)` of its runner before the original: (rows, V) as the model computed
+            them, masked where a grammar masks them, and a tensor (n,), or None without drafts.
+
+    Returns:
+        Whether this release of vLLM has such a method.
+    """
+    method: Any = getattr(runner_class, _SAMPLE, None)
+    if getattr(method, "_observed_by_lattice_bpd", False):
+        return True
+    if method is None or tuple(inspect.signature(method).parameters) != _SAMPLE_PARAMETERS:
+        return False
+
+    @functools.wraps(method)
+    def observed(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+        observe = getattr(self.drafter, "observe_logits", None)
+        if observe is not None and logits is not None:
+            observe(logits, getattr(spec_decode_metadata, "draft_token_ids", None))
+        return method(self, logits, spec_decode_metadata)
+
+    observed._observed_by_lattice_bpd = True  # type: ignore[attr-defined]
+    setattr(runner_class, _SAMPLE, observed)
+    return True
 
 
 def request_aux_states(runner_class: type, version: str) -> None:

@@ -20,6 +20,7 @@ from lattice_bpd_vllm.drafting import Chains, LatticeDrafter
 from lattice_bpd_vllm.files import DrafterParts
 from lattice_bpd_vllm.mixture_chains import MixtureChains
 from lattice_bpd_vllm.options import DrafterOptions
+from lattice_bpd_vllm.predictions import StepPredictions, select_predictions
 from lattice_bpd_vllm.rows import rows_of_last_tokens, take_rows
 from lattice_bpd_vllm.served_texts import ServedTexts
 from lattice_bpd_vllm.slot_sources import make_source
@@ -46,6 +47,7 @@ class StepDrafter:
             for it: errors are raised, as with the option `check`, and every step reads the heads.
         has_equal_lengths: whether the engine verifies as many tokens for each request anyhow, and
             gives no hidden states.
+        has_logits: whether it may give `EngineStep.predictions`.
 
     Attributes:
         counters: what was drafted so far.
@@ -65,6 +67,7 @@ class StepDrafter:
         *,
         is_sharded: bool = False,
         has_equal_lengths: bool = False,
+        has_logits: bool = False,
     ) -> None:
         self.counters = DraftCounters()
         self.source = make_source(parts, target, num_tokens)
@@ -79,7 +82,10 @@ class StepDrafter:
             lengths = None
             if not has_equal_lengths:
                 lengths = _core.DraftLengths(num_tokens, self._has_heads, not is_sharded)
-            self._mixture = MixtureChains(parts, vocab_size, options.threads, lengths, served)
+            self._mixture = MixtureChains(
+                parts, vocab_size, options.threads, lengths, served,
+                has_logits=has_logits, logger=logger,
+            )  # fmt: skip
             self._max_tokens = num_tokens
         else:
             lm = parts.lms[0] if parts.lms else None
@@ -94,7 +100,7 @@ class StepDrafter:
         self._advice = Advice(num_tokens, parts.draft)
         self._raises_errors = is_sharded or options.check
         self._checks_rows = options.check and not has_equal_lengths
-        self._is_stopped = self._can_store = False
+        self._is_stopped = self._can_store = self._was_paused = False
         self._said: set[str] = set()  # kinds of errors that were logged
         self._pause, self._resume_at = 0.0, -math.inf  # seconds, of the last lack of memory
         self._log_seconds = options.log_seconds or math.inf
@@ -104,6 +110,25 @@ class StepDrafter:
                 "lattice-bpd: draft %r, %d slots of heads, n-gram LMs: %d",
                 parts.draft, self.source.num_slots, len(parts.lms),
             )  # fmt: skip
+
+    def predict(self, logits: Any, draft_token_ids: Any) -> StepPredictions | None:
+        """`EngineStep.predictions` of the next step; None where they are no source, or in a pause.
+
+        Args:
+            logits: (rows, V) float, as the model computed them.
+            draft_token_ids: (n,) the draft tokens that are verified, a tensor; None: none.
+        """
+        is_source = self._mixture is not None and self._mixture.reads_predictions
+        if not is_source or self._is_stopped or self._was_paused:
+            return None
+        start, found = time.perf_counter(), None
+        try:
+            found = select_predictions(logits, draft_token_ids, self._options.threads)
+        except Exception as error:
+            self._fail(error)
+        self.counters.predictions += 0 if found is None else len(found.token_ids)
+        self.counters.seconds += time.perf_counter() - start
+        return found
 
     def propose(self, kept: Sequence[Sequence[int]], read_step: Callable[[], EngineStep]) -> Chains:
         """A draft for each request of the batch.
@@ -151,6 +176,7 @@ class StepDrafter:
         lengths = None if self._mixture is None else self._mixture.lengths
         is_short = start < self._resume_at
         is_paused = is_short or (lengths is not None and lengths.is_paused(len(kept)))
+        self._was_paused = is_paused
         counters, tokens, calls = self.counters, sum(num_kept), len(kept) - num_kept.count(0)
         counters.tokens += tokens
         counters.target_calls += calls

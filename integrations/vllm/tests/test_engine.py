@@ -59,6 +59,7 @@ def test_the_mixture_s_outputs_are_those_of_plain_vllm(expected: dict[str, Any])
             assert answer["outputs"] == expected["outputs"]
             assert answer["failures"] == 0
             assert answer["tokens"] > answer["target_calls"]
+            assert answer["predictions"] > answer["verified_tokens"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from lattice_bpd.lm.ngram import NGramLM
 _STEPS, _RATE, _L2 = 250, 0.1, 1e-4
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # of Adam
 
+_LOGGER = logging.getLogger("lattice_bpd")
 _DEFAULTS = "default_gates.json"  # written by benchmarks/fit_default_gates.py
 
 
@@ -58,15 +60,28 @@ class Gates:
         return cls(tuple(sources), np.array(rows))
 
     @classmethod
-    def fitting(cls, stored: Sequence[Gates], sources: Sequence[str]) -> Gates:
-        """Of several weights those that have most of some sources, adapted to them."""
+    def fitting(
+        cls, stored: Sequence[Gates], sources: Sequence[str], logger: logging.Logger = _LOGGER
+    ) -> Gates:
+        """Of several weights those that have most of some sources, adapted to them.
+
+        `logger` says at level INFO which these are, unless they have exactly these sources.
+        """
         wanted = Counter(sources)
 
         def fit(gates: Gates) -> tuple[int, int]:
             has = Counter(gates.sources)
             return (wanted & has).total(), -has.total()
 
-        return max(stored, key=fit).adapt(sources) if stored else cls.default(sources)
+        if not stored:
+            return cls.default(sources)
+        chosen = max(stored, key=fit)
+        if chosen.sources != tuple(sources):
+            logger.info(
+                "lattice-bpd: the mixture has the sources %s; its weights are those of %s, and "
+                "defaults for the rest", ", ".join(sources), ", ".join(chosen.sources),
+            )  # fmt: skip
+        return chosen.adapt(sources)
 
     def adapt(self, sources: Sequence[str]) -> Gates:
         """Weights of other sources: of those that both have these, else the defaults."""
