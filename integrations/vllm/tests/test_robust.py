@@ -137,7 +137,7 @@ def compare(first: list[int], second: list[int]) -> tuple[float, int]:
 
 
 def run_failing(error: type[Exception]) -> Any:
-    """Every third search fails; by the clock of the drafter a step takes half a second."""
+    """Every third search fails; by the clock of the drafter a step takes a quarter of a second."""
     prompts = read_prompts()
     engine = Engine({"check": False})
     drafter, calls, now = engine.runner.drafter._drafter, 0, 0.0
@@ -156,7 +156,7 @@ def run_failing(error: type[Exception]) -> Any:
 
     def read_clock() -> float:
         nonlocal now
-        now += 0.25
+        now += 0.125
         return now
 
     drafter._lattices = Failing()
