@@ -26,13 +26,14 @@ ALIASES = {
 }
 
 # What pybind11-stubgen writes in signatures and mypy --strict refuses: types without their
-# parameters, and the module's own name.
+# parameters, the module's own name, and signatures without types.
 FOR_MYPY = {
     r"\bnumpy\.ndarray\b(?!\[)": "numpy.typing.NDArray[typing.Any]",
     r"(?<![\w.])tuple(?![\w\[])": "tuple[typing.Any, ...]",
     r"(?<![\w.])list(?![\w\[])": "list[typing.Any]",
     r"(?<![\w.])dict(?![\w\[])": "dict[typing.Any, typing.Any]",
     rf"\b{re.escape(MODULE)}\.": "",
+    r"\(\*args, \*\*kwargs\):": "(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:",
 }
 
 

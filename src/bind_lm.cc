@@ -184,6 +184,13 @@ void BindLm(py::module_& m) {
       .def_property_readonly(
           "unk_id",
           [](const BackoffLm& lm) { return TokenOrNone(lm.vocabulary(), lm.vocabulary().unk); })
+      .def_property_readonly(
+          "words",
+          [](const BackoffLm& lm) -> std::optional<py::bytes> {
+            if (lm.vocabulary().words == nullptr) return std::nullopt;
+            return py::bytes(lm.vocabulary().words->lines());
+          },
+          "The word of each token id, a line feed after each; None where it has none.")
       .def_property_readonly("failure_label", &FailureLabel)
       .def("score", &Score, py::arg("token_ids").noconvert(), py::arg("bos"), py::arg("eos"))
       .def(

@@ -31,6 +31,8 @@ void BindLattice(pybind11::module_& m);
 void BindDraft(pybind11::module_& m);
 void BindVerify(pybind11::module_& m);
 void BindMixture(pybind11::module_& m);
+void BindWords(pybind11::module_& m);
+void BindWordLattices(pybind11::module_& m);
 
 // "float32", "float16" or "bfloat16", of elements of so many bytes.
 FloatType ParseFloatType(const std::string& name, pybind11::ssize_t itemsize);

@@ -13,4 +13,6 @@ PYBIND11_MODULE(_core, m) {
   lattice_bpd::BindDraft(m);
   lattice_bpd::BindVerify(m);
   lattice_bpd::BindMixture(m);
+  lattice_bpd::BindWords(m);
+  lattice_bpd::BindWordLattices(m);
 }

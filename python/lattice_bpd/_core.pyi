@@ -27,11 +27,14 @@ __all__: list[str] = [
     "TextStore",
     "TrieAssembler",
     "Vocabulary",
+    "WordScorer",
+    "WordState",
     "additive_masks",
     "ancestor_mask",
     "apply_linear",
     "attend",
     "backoffs_of_rows",
+    "check_word_lattice",
     "context_probs_of_rows",
     "copy_slots",
     "count_into_runs",
@@ -47,6 +50,7 @@ __all__: list[str] = [
     "find_chains",
     "find_trees",
     "follow_greedy",
+    "fst_arrays",
     "fused_instruction_sets",
     "gate_bins",
     "gumbel_noise",
@@ -77,6 +81,7 @@ __all__: list[str] = [
     "sausages_of",
     "search_mixtures",
     "search_prefix_trees",
+    "search_word_lattice",
     "select_top_k",
     "set_fused_instruction_set",
     "set_top_k_instruction_set",
@@ -87,6 +92,7 @@ __all__: list[str] = [
     "tree_inputs",
     "tune_weights",
     "use_thread_team",
+    "with_words",
 ]
 
 class BackoffLm:
@@ -133,6 +139,11 @@ class BackoffLm:
     def unk_id(self) -> int | None: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def words(self) -> bytes | None:
+        """
+        The word of each token id, a line feed after each; None where it has none.
+        """
 
 class CorpusCounter:
     """
@@ -421,6 +432,57 @@ class Vocabulary:
     @property
     def unk(self) -> int: ...
 
+class WordScorer:
+    """
+    Scores of words and of text, as log10 like KenLM's.
+    """
+    @staticmethod
+    def fast_base_score(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        base_score, called faster.
+        """
+    @staticmethod
+    def fast_score(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """
+        score_text, called faster.
+        """
+    def __init__(self, lm: BackoffLm, missing_unk: _Float) -> None: ...
+    def base_full_score(
+        self, in_state: WordState, word: typing.Any, out_state: WordState
+    ) -> tuple[typing.Any, ...]: ...
+    def base_score(self, in_state: WordState, word: typing.Any, out_state: WordState) -> float: ...
+    def contains(self, word: typing.Any) -> bool: ...
+    def score_text(self, sentence: typing.Any, bos: bool = True, eos: bool = True) -> float: ...
+    def score_texts(
+        self,
+        texts: list[numpy.typing.NDArray[numpy.int32] | typing.Any],
+        bos: bool,
+        eos: bool,
+        threads: _Int,
+    ) -> tuple[typing.Any, ...]: ...
+    def set_start(self, state: WordState, bos: bool) -> None: ...
+    def start(self, bos: bool) -> WordState: ...
+    def symbol(self, word: typing.Any) -> int: ...
+    def word_scores(
+        self, sentence: typing.Any, bos: bool, eos: bool
+    ) -> list[tuple[typing.Any, ...]]: ...
+
+class WordState:
+    """
+    A state of an LM, a value; that of no history at first.
+    """
+    def __copy__(self) -> WordState: ...
+    def __deepcopy__(self, memo: dict[typing.Any, typing.Any]) -> WordState: ...
+    def __eq__(self, arg0: typing.Any) -> bool: ...
+    def __ge__(self, arg0: WordState) -> bool: ...
+    def __gt__(self, arg0: WordState) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __init__(self) -> None: ...
+    def __le__(self, arg0: WordState) -> bool: ...
+    def __lt__(self, arg0: WordState) -> bool: ...
+    @property
+    def length(self) -> int: ...
+
 def additive_masks(
     trees: collections.abc.Sequence[PrefixTree],
     size: _Int,
@@ -463,6 +525,14 @@ def backoffs_of_rows(
     For contexts of 1, 2, .. symbols: symbols (N, length) and ln backoff weights (N,).
     """
 
+def check_word_lattice(
+    start: _Int,
+    sources: numpy.typing.NDArray[numpy.int32],
+    targets: numpy.typing.NDArray[numpy.int32],
+    words: numpy.typing.NDArray[numpy.int32],
+    costs: numpy.typing.NDArray[numpy.float64],
+    final_costs: numpy.typing.NDArray[numpy.float64],
+) -> tuple[int, int]: ...
 def context_probs_of_rows(
     vocabulary: Vocabulary,
     unigrams: numpy.typing.NDArray[numpy.float32],
@@ -622,6 +692,7 @@ def follow_greedy(
     logits: numpy.typing.NDArray[numpy.float32],
     node_rows: list[numpy.typing.NDArray[numpy.int64]] | None,
 ) -> list[typing.Any]: ...
+def fst_arrays(bytes: bytes) -> tuple[typing.Any, ...]: ...
 def fused_instruction_sets() -> list[str]: ...
 def gate_bins(sources: collections.abc.Sequence[str]) -> tuple[list[int], int]: ...
 def gumbel_noise(
@@ -799,6 +870,21 @@ def search_prefix_trees(
     normalization: str,
     threads: _Int,
 ) -> list[PrefixTree]: ...
+def search_word_lattice(
+    scorer: WordScorer,
+    start: _Int,
+    sources: numpy.typing.NDArray[numpy.int32],
+    targets: numpy.typing.NDArray[numpy.int32],
+    words: numpy.typing.NDArray[numpy.int32],
+    symbols: numpy.typing.NDArray[numpy.int32],
+    costs: numpy.typing.NDArray[numpy.float64],
+    final_costs: numpy.typing.NDArray[numpy.float64],
+    alpha: _Float,
+    bos: bool,
+    eos: bool,
+    num_paths: _Int,
+    rescored_lattice: bool,
+) -> dict[typing.Any, typing.Any]: ...
 def select_top_k(
     logits: numpy.typing.NDArray[typing.Any],
     float_type: str,
@@ -848,3 +934,4 @@ def tune_weights(
     threads: _Int,
 ) -> list[float]: ...
 def use_thread_team(parallel_for: _Int, count_threads: _Int) -> None: ...
+def with_words(lm: BackoffLm, lines: bytes) -> BackoffLm: ...

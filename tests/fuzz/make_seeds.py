@@ -38,7 +38,8 @@ def write_lm_seeds(folder: Path) -> None:
     run_command(
         ["ngram", "convert", str(folder / "fast.lm"), str(folder / "small.lm"), "--quantize", "8"]
     )
-    for name in ("fast.lm", "small.lm"):
+    lm.with_words(["a", "b", "é", "d", "0"]).save(folder / "words.lm")
+    for name in ("fast.lm", "small.lm", "words.lm"):
         write("lm_file", name, (folder / name).read_bytes())
     for name, const in (("vector.fst", False), ("const.fst", True)):
         data = lm._core.to_fst_bytes(np.zeros(0, np.int32), True, False, True, const)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 
 #include "lattice_bpd/base/errors.h"
@@ -11,6 +12,7 @@
 #include "lattice_bpd/draft/find_tree.h"
 #include "lattice_bpd/draft/fused_engine.h"
 #include "lattice_bpd/lm/lm_fst.h"
+#include "lattice_bpd/lm/word_scorer.h"
 
 namespace lattice_bpd {
 
@@ -33,6 +35,13 @@ inline Sausage LatticeFor(const BackoffLm& lm) {
 
 // Damage that no checksum stopped may give any answer, or a ValueError; nothing else.
 inline void UseLm(const BackoffLm& lm) {
+  if (lm.vocabulary().words != nullptr) {
+    const std::shared_ptr<const BackoffLm> borrowed(&lm, [](const BackoffLm*) {});
+    const WordScorer scorer(borrowed, -100.0);
+    SymbolTexts texts;
+    scorer.Add(lm.vocabulary().words->lines(), &texts);
+    scorer.Totals(texts);
+  }
   for (Symbol word = 0; word < std::min<Symbol>(8, lm.vocabulary().num_symbols()); ++word) {
     LmState state = lm.StateOfContext({}, word % 2 == 0);
     for (int i = 0; i < 8; ++i) state = lm.Query(state, (word + i) % (i + 1)).next;

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 137, "lines": 26_400, "public names": 95}
-OPTIONS = 125
+LIMITS = {"files": 138, "lines": 26_537, "public names": 96}
+OPTIONS = 129
 STEP = {"files": 12, "lines": 2_850, "functions": 46}  # by what a step measures
 
 

@@ -25,7 +25,7 @@ LAYERS = {
         "state", "drafters", "strategies", "certificate", "loop", "huggingface",
     ],
     "train": [
-        "text_files trainer", "corpus", "corpus_lm", "responses", "head_states",
+        "text_files trainer", "corpus", "corpus_lm words", "responses", "head_states",
         "vocabulary_heads",
     ],
 }  # fmt: skip

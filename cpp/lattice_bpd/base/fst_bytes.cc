@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace lattice_bpd {
 namespace {
@@ -77,15 +78,17 @@ Header TakeHeader(ByteReader* in) {
   return header;
 }
 
-void SkipSymbolTable(ByteReader* in) {
+SymbolNames TakeSymbolTable(ByteReader* in) {
   if (in->Take<std::int32_t>() != kSymbolTableMagic) FailAltered();
   in->TakeString();
   in->Take<std::int64_t>();  // the next free key
   const auto size = in->Take<std::int64_t>();
+  SymbolNames names;
   for (std::int64_t i = 0; i < size; ++i) {
-    in->TakeString();
-    in->Take<std::int64_t>();
+    std::string name = in->TakeString();
+    names.emplace_back(in->Take<std::int64_t>(), std::move(name));
   }
+  return names;
 }
 
 void TakeArc(ByteReader* in, fst::StdArc::StateId state, StdFst* out) {
@@ -165,7 +168,7 @@ std::optional<FstKind> FstKindOf(const std::string& bytes) {
   }
 }
 
-StdFst ReadStdFst(const std::string& bytes) {
+StdFst ReadStdFst(const std::string& bytes, SymbolNames* names) {
   ByteReader in(bytes);
   const Header header = TakeHeader(&in);
   const bool is_vector = header.kind.fst_type == "vector" && header.version == kVectorVersion;
@@ -178,7 +181,9 @@ StdFst ReadStdFst(const std::string& bytes) {
   }
   if (header.num_states < -1) FailAltered();
   for (const int symbols : {fst::FstHeader::HAS_ISYMBOLS, fst::FstHeader::HAS_OSYMBOLS}) {
-    if ((header.flags & symbols) != 0) SkipSymbolTable(&in);
+    if ((header.flags & symbols) == 0) continue;
+    SymbolNames read = TakeSymbolTable(&in);  // those of output labels come last
+    if (names != nullptr) *names = std::move(read);
   }
   StdFst out;
   is_vector ? TakeVector(header, &in, &out) : TakeConst(header, &in, &out);

@@ -3,8 +3,11 @@
 #ifndef LATTICE_BPD_BASE_FST_BYTES_H_
 #define LATTICE_BPD_BASE_FST_BYTES_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lattice_bpd/base/openfst.h"
 
@@ -19,11 +22,15 @@ struct FstKind {
 // Nothing where the bytes do not begin like an FST.
 std::optional<FstKind> FstKindOf(const std::string& bytes);
 
-// An FST of type "vector" or "const" over arcs of type "standard", without symbol tables. Start
-// state and next states exist; labels and weights are not checked. Memory: a small multiple of
-// the bytes'. Throws FormatError for FSTs of other kinds and bytes that are cut or altered; its
-// message continues "the FST ".
-fst::VectorFst<fst::StdArc> ReadStdFst(const std::string& bytes);
+// A symbol table: labels with their names.
+using SymbolNames = std::vector<std::pair<std::int64_t, std::string>>;
+
+// An FST of type "vector" or "const" over arcs of type "standard", without symbol tables; `names`
+// gets the one of output labels, else of input labels, if the bytes have one. Start state and next
+// states exist; labels and weights are not checked. Memory: a small multiple of the bytes'. Throws
+// FormatError for FSTs of other kinds and bytes that are cut or altered; its message continues
+// "the FST ".
+fst::VectorFst<fst::StdArc> ReadStdFst(const std::string& bytes, SymbolNames* names = nullptr);
 
 }  // namespace lattice_bpd
 

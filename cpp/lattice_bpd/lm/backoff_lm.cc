@@ -4,7 +4,6 @@
 
 #include "lattice_bpd/base/errors.h"
 #include "lattice_bpd/base/huge_pages.h"
-#include "lattice_bpd/base/mapped_file.h"
 #include "lattice_bpd/base/parallel.h"
 #include "lattice_bpd/lm/lm_fst.h"
 #include "lattice_bpd/lm/suffix_links.h"
@@ -36,12 +35,25 @@ std::shared_ptr<const BackoffLm> BackoffLm::FromTrie(const Trie& trie, Packing p
                                      nullptr);
 }
 
+std::shared_ptr<const BackoffLm> BackoffLm::WithWords(std::shared_ptr<const BackoffLm> lm,
+                                                      std::shared_ptr<const WordList> words) {
+  Vocabulary vocabulary = lm->vocabulary();
+  if (words->size() != vocabulary.vocab_size) {
+    throw ValueError(StrCat("words: ", words->size(), " of them; expected one for each of the ",
+                            vocabulary.vocab_size, " token ids"));
+  }
+  vocabulary.words = std::move(words);
+  std::vector<PackedLevel> levels = lm->levels();
+  return std::make_shared<BackoffLm>(vocabulary, std::move(levels), std::vector<LevelStorage>(),
+                                     std::move(lm));
+}
+
 BackoffLm::BackoffLm(const Vocabulary& vocabulary, std::vector<PackedLevel> levels,
-                     std::vector<LevelStorage> storage, std::shared_ptr<const MappedFile> file)
+                     std::vector<LevelStorage> storage, std::shared_ptr<const void> owner)
     : vocabulary_(vocabulary),
       levels_(std::move(levels)),
       storage_(std::move(storage)),
-      file_(std::move(file)),
+      owner_(std::move(owner)),
       acceptor_cache_(std::make_unique<AcceptorCache>()) {}
 
 BackoffLm::~BackoffLm() = default;

@@ -31,7 +31,6 @@
 namespace lattice_bpd {
 
 class AcceptorCache;  // lm_fst.h: the LM as FSTs, built at first use
-class MappedFile;
 
 struct LmState {
   std::uint32_t length = 0;                 // symbols of history that are in the model
@@ -69,9 +68,15 @@ class BackoffLm {
                                                    SuffixClosure closure = SuffixClosure::kUnknown,
                                                    int num_threads = 1);
 
-  // Takes levels that point into `storage` or into `file`; used by FromTrie and lm_file.cc.
+  // `lm` with these words, whose levels it shares. Throws ValueError where they are not one for
+  // each token id.
+  static std::shared_ptr<const BackoffLm> WithWords(std::shared_ptr<const BackoffLm> lm,
+                                                    std::shared_ptr<const WordList> words);
+
+  // Takes levels that point into `storage` or into what `owner` holds, such as a mapped file; used
+  // by FromTrie and lm_file.cc.
   BackoffLm(const Vocabulary& vocabulary, std::vector<PackedLevel> levels,
-            std::vector<LevelStorage> storage, std::shared_ptr<const MappedFile> file);
+            std::vector<LevelStorage> storage, std::shared_ptr<const void> owner);
   ~BackoffLm();
   BackoffLm(const BackoffLm&) = delete;
   BackoffLm& operator=(const BackoffLm&) = delete;
@@ -104,7 +109,7 @@ class BackoffLm {
   Vocabulary vocabulary_;
   std::vector<PackedLevel> levels_;
   std::vector<LevelStorage> storage_;
-  std::shared_ptr<const MappedFile> file_;
+  std::shared_ptr<const void> owner_;
   std::unique_ptr<AcceptorCache> acceptor_cache_;
 };
 

@@ -31,6 +31,7 @@ class Reader {
     }
     forms_ = Find<LevelForm>(SectionKind::kLevelForms, 0, header_.order);
     ReadUnlisted();
+    ReadWords();
     std::vector<PackedLevel> levels;
     storage_.resize(header_.order);
     for (std::uint32_t m = 0; m < header_.order; ++m) levels.push_back(ReadLevel(m));
@@ -156,6 +157,20 @@ class Reader {
         Find<std::uint8_t>(SectionKind::kUnlisted, 0, BytesOfBits(vocabulary_.vocab_size));
     vocabulary_.unlisted =
         std::make_shared<const std::vector<std::uint8_t>>(unlisted.begin(), unlisted.end());
+  }
+
+  void ReadWords() {
+    const SectionEntry* entry = Entry(SectionKind::kWords, 0);
+    if (entry == nullptr) return;
+    const Span<char> lines = Find<char>(SectionKind::kWords, 0, entry->size);
+    try {
+      vocabulary_.words = std::make_shared<const WordList>(std::string(lines.begin(), lines.end()));
+    } catch (const ValueError& error) {
+      Fail(error.what());
+    }
+    if (vocabulary_.words->size() == vocabulary_.vocab_size) return;
+    Fail(vocabulary_.words->size(), " words; expected one for each of the ", vocabulary_.vocab_size,
+         " token ids");
   }
 
   // The values of codes of so many bytes.

@@ -57,6 +57,7 @@ enum class SectionKind : std::uint32_t {
   kSamples = 7,
   kWideChildren = 8,
   kUnlisted = 9,  // Vocabulary::unlisted, at level 0
+  kWords = 10,    // Vocabulary::words, at level 0; older releases pass it over
 };
 
 struct SectionEntry {

@@ -1,4 +1,5 @@
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "lattice_bpd/base/atomic_file.h"
@@ -31,6 +32,10 @@ std::vector<Section> SectionsOf(const BackoffLm& lm, const std::vector<LevelForm
   if (lm.vocabulary().unlisted != nullptr) {
     const Span<std::uint8_t> unlisted(*lm.vocabulary().unlisted);
     AddSection(SectionKind::kUnlisted, 0, unlisted, &sections);
+  }
+  if (lm.vocabulary().words != nullptr) {
+    const std::string& lines = lm.vocabulary().words->lines();
+    AddSection(SectionKind::kWords, 0, Span<char>(lines.data(), lines.size()), &sections);
   }
   for (int m = 0; m < lm.order(); ++m) {
     const PackedLevel& level = lm.levels()[m];

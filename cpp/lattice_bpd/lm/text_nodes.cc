@@ -5,11 +5,12 @@
 namespace lattice_bpd {
 
 TextNodes::TextNodes(const BackoffLm& lm) : lm_(lm) {
-  for (auto& nodes : nodes_) nodes.fill(kNoNode);
+  for (auto& nodes : nodes_) std::fill_n(nodes.begin(), kBefore, kNoNode);
 }
 
 void TextNodes::LookUp(Span<Symbol> symbols, std::size_t count) {
-  for (auto& nodes : nodes_) {
+  for (int level = 0; level < lm_.order(); ++level) {
+    auto& nodes = nodes_[level];
     std::copy_n(nodes.begin() + last_count_, kBefore, nodes.begin());
     std::fill_n(nodes.begin() + kBefore, count, kNoNode);
   }

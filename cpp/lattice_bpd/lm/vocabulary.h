@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lattice_bpd/base/label.h"
+#include "lattice_bpd/lm/word_list.h"
 
 namespace lattice_bpd {
 
@@ -31,6 +32,9 @@ struct Vocabulary {
   // Bit i % 8 of byte i / 8: whether token id i is none of an ARPA file's words. To the LM those
   // are <unk>, in histories and as events, as in KenLM. Null: none are, or it makes no difference.
   std::shared_ptr<const std::vector<std::uint8_t>> unlisted = nullptr;
+
+  // The word of each token id, vocab_size of them. Null: the LM has none.
+  std::shared_ptr<const WordList> words = nullptr;
 
   std::uint32_t num_symbols() const;
   bool is_token(Symbol symbol) const { return symbol < vocab_size; }

@@ -25,7 +25,9 @@ void CheckVocabularies(const LmList& lms) {
     const Vocabulary& other = lms[i]->vocabulary();
     if (other.vocab_size == first.vocab_size && other.bos == first.bos && other.eos == first.eos &&
         other.unk == first.unk) {
-      continue;
+      if (!other.words || !first.words || other.words->lines() == first.words->lines()) continue;
+      throw ValueError(StrCat("interpolate: LM ", i, " has other words than LM 0",
+                              "; expected one vocabulary: train both with the same words"));
     }
     throw ValueError(StrCat("interpolate: LM ", i, " has ", other.vocab_size, " token ids, <s> ",
                             other.bos, ", </s> ", other.eos, "; LM 0 has ", first.vocab_size, ", ",

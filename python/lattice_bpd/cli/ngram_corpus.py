@@ -18,12 +18,14 @@ from lattice_bpd.cli.options import (
     add_inputs,
     add_model_option,
     add_options,
+    corpus_arguments,
     estimate_arguments,
     make_corpus,
     pick,
     use_model_vocabulary,
 )
 from lattice_bpd.cli.progress import CountingWatcher, Heartbeat, timed_step
+from lattice_bpd.train.words import NORMAL_FORMS
 
 if TYPE_CHECKING:
     from lattice_bpd import NGramLM
@@ -32,11 +34,15 @@ if TYPE_CHECKING:
 _COUNTING = ("memory", "threads")
 _COUNT = ("order", "resume", "checkpoint_minutes", *_COUNTING)
 _MERGE = ("order", "allow_repeats", *_COUNTING)
+_WORDS = ("normal_form", "lowercase", "min_word_count")
+_FOR_IDS = {"smoothing": "katz", "unseen": "cost", "boundaries": "paragraph"}  # defaults
+_FOR_WORDS = {"smoothing": "modified_kneser_ney", "unseen": "uniform", "boundaries": "line"}
 _SIZE = {"type": str, "metavar": "SIZE"}
 _TRAIN_EXAMPLE = """examples:
   lattice-bpd ngram train corpus.txt --order 4 --model MODEL -o corpus.lm
   lattice-bpd ngram train corpus.txt --order 4 --tokenizer tokenizer.json -o corpus.lm
   lattice-bpd ngram train all.counts --min-counts 1,1,2,4 -o all.lm
+  lattice-bpd ngram train --words corpus.txt --lowercase -o words.lm
 """
 _COUNT_EXAMPLE = """examples:
   lattice-bpd ngram count corpus.jsonl.zst --tokenizer tokenizer.json --order 4 -o corpus.counts
@@ -53,7 +59,7 @@ def add_parsers(actions: Commands) -> None:
     parser = add_command(
         actions, "train", run_train, epilog=_TRAIN_EXAMPLE,
         summary="train a backoff LM on text, token ids or counts",
-        description="Train a backoff n-gram LM over the token ids of a tokenizer.",
+        description="Train a backoff n-gram LM over the token ids of a tokenizer, or over words.",
     )  # fmt: skip
     add_inputs(parser, also="; or counts files of `ngram count`")
     add_model_option(parser)
@@ -67,6 +73,7 @@ def add_parsers(actions: Commands) -> None:
     add_estimate_options(parser)
     add_corpus_options(parser)
     add_options(parser, train.train_corpus, _COUNTING, memory=_SIZE)
+    _add_word_options(parser)
 
     parser = add_command(
         actions, "count", run_count, epilog=_COUNT_EXAMPLE,
@@ -91,6 +98,17 @@ def add_parsers(actions: Commands) -> None:
     parser.add_argument("counts", nargs="+", type=Path, metavar="COUNTS", help="counts files")
     _add_counts_output(parser)
     add_options(parser, train.merge_counts, _MERGE, memory=_SIZE)
+
+
+def _add_word_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("words")
+    group.add_argument(
+        "--words", action="store_true",
+        help="train on the words of the text, which the LM file has beside the n-grams; the "
+        "defaults are --boundaries line, --smoothing modified_kneser_ney and --unseen uniform",
+    )  # fmt: skip
+    add_options(group, train.word_corpus, _WORDS, normal_form={"choices": NORMAL_FORMS})
+    parser.set_defaults(**dict.fromkeys((*_FOR_IDS, *_WORDS)))
 
 
 def _add_counts_output(parser: argparse.ArgumentParser) -> None:
@@ -125,8 +143,15 @@ def run_train(args: argparse.Namespace) -> None:
 
 
 def _train(args: argparse.Namespace) -> NGramLM:
+    given = {name: value for name, value in pick(args, _WORDS).items() if value is not None}
+    if given and not args.words:
+        raise ValueError(f"--{next(iter(given)).replace('_', '-')} is of --words; give both")
+    for name, default in (_FOR_WORDS if args.words else _FOR_IDS).items():
+        setattr(args, name, default if getattr(args, name) is None else getattr(args, name))
     options: dict[str, Any] = {**estimate_arguments(args), **pick(args, _COUNTING)}
     if _all_counts(args.inputs):
+        if args.words:
+            raise ValueError("--words with counts files, which have token ids; give the text")
         if args.model is not None:
             raise ValueError(
                 "--model with counts files, which have a vocabulary already; leave it out, and "
@@ -136,9 +161,19 @@ def _train(args: argparse.Namespace) -> NGramLM:
             return train.train_counts(args.inputs, args.order, **options)
     use_model_vocabulary(args)
     order = args.order if args.order is not None else 4
+    corpus = _word_corpus(args, given) if args.words else make_corpus(args, args.inputs)
     with CountingWatcher() as watcher:
-        return train.train_corpus(
-            make_corpus(args, args.inputs), order, on_progress=watcher, **options
+        return train.train_corpus(corpus, order, on_progress=watcher, **options)
+
+
+def _word_corpus(args: argparse.Namespace, given: dict[str, Any]) -> train.Corpus:
+    for name in ("model", "tokenizer", "bos_id", "eos_id", "unk_id", "id_type"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} with --words, whose ids are their own")
+    boundaries = corpus_arguments(args)["boundaries"]
+    with timed_step("count words"):
+        return train.word_corpus(
+            args.inputs, boundaries=boundaries, **pick(args, ("vocab_size", "field")), **given
         )
 
 

@@ -16,12 +16,12 @@ from lattice_bpd.atomic_files import replacing_durably
 from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, write_gzip
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import optional_id
+from lattice_bpd.text_input import LM_MAGIC
 from lattice_bpd.vocabulary import Vocab, ascii_codec, read_words
 
 FORMATS = ("lm", "arpa", "arpa.gz", "fst", "const-fst")
 
 _OPENFST = (2125659606).to_bytes(4, "little")  # the magic number of every OpenFst file
-_OURS = b"LBPD-LM\n"
 
 
 def read_lm(
@@ -60,7 +60,7 @@ def read_lm(
         magic = file.read(8)
     words = None if vocab is None else read_words(vocab)
     ids = {"bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
-    if magic == _OURS:
+    if magic == LM_MAGIC:
         return NGramLM.load(source)
     if magic[:4] == _OPENFST:
         size = optional_id("vocab_size", vocab_size)
@@ -87,7 +87,7 @@ def read_kenlm(
         encoding: encoding of the words, such as latin-1.
 
     Returns:
-        The LM, and the word of each token id.
+        The LM, which has the words without vocab, and the word of each token id.
 
     Raises:
         OSError: the file cannot be read.
@@ -102,7 +102,9 @@ def read_kenlm(
     with open_arpa(source, ascii_codec(encoding)) as plain:  # decompressed once
         words = read_arpa_words(plain, encoding=encoding) if vocab is None else read_words(vocab)
         lm = NGramLM.from_arpa(plain, vocab=words, encoding=encoding)
-        if vocab is not None:
+        if vocab is None:
+            lm = lm.with_words(words)
+        else:
             _warn_of_unknown(source, lm, words, set(read_arpa_words(plain, encoding=encoding)))
     return lm, words
 
@@ -137,7 +139,8 @@ def write_lm(
         path: the file.
         to: one of FORMATS; by default from the ending of path (.lm, .arpa, .arpa.gz, .fst). FSTs
             start after ``<s>``, and ``</s>`` is their final cost.
-        vocab: ARPA: the word of each token id, see :func:`read_words`; default: decimal token ids.
+        vocab: ARPA: the word of each token id, see :func:`read_words`; default: the LM's words, or
+            else decimal token ids.
 
     Raises:
         OSError: it cannot be written; an existing file is untouched.
@@ -173,6 +176,8 @@ _SECTIONS = (
     "child bases",
     "samples",
     "wide children",
+    "unlisted ids",
+    "words",
 )
 
 

@@ -258,18 +258,31 @@ class NGramLM:
             path: The file; written to a temporary file, then renamed. Gzipped if the name ends in
                 ``.gz``.
             vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; default:
-                decimal token ids.
+                :attr:`words`, or else decimal token ids.
 
         Raises:
             OSError: It cannot be written.
             ValueError: vocab of the wrong size, words with white space, or duplicate words.
         """
         name = native_path(path)
-        words = [] if vocab is None else encode_words(read_words(vocab))
+        own = (self._core.words or b"").split(b"\n")[:-1]
+        words = own if vocab is None else encode_words(read_words(vocab))
         if name.endswith(".gz"):
             write_gzip(Path(name), lambda plain: self._core.to_arpa(os.fspath(plain), words))
         else:
             self._core.to_arpa(name, words)
+
+    def with_words(self, vocab: Vocab) -> NGramLM:
+        """The same LM with the word of each token id, which :meth:`save` writes into its file.
+
+        Args:
+            vocab: V words without ASCII white space, see :func:`lattice_bpd.lm.read_words`.
+
+        Raises:
+            ValueError: Another number of words, a word twice, or none that text can have.
+        """
+        lines = b"".join(word + b"\n" for word in encode_words(read_words(vocab)))
+        return NGramLM(_core.with_words(self._core, lines))
 
     def to_pywrapfst(
         self,
@@ -435,6 +448,12 @@ class NGramLM:
     def vocab_size(self) -> int:
         """V, the number of token ids."""
         return self._core.vocab_size
+
+    @property
+    def words(self) -> list[str] | None:
+        """The word of each token id; None if the LM has token ids alone."""
+        lines = self._core.words
+        return None if lines is None else lines.decode("utf-8", "replace").split("\n")[:-1]
 
     @property
     def num_ngrams(self) -> list[int]:

@@ -10,6 +10,7 @@ from lattice_bpd.train.corpus_lm import (
     train_corpus,
     train_counts,
 )
+from lattice_bpd.train.words import word_corpus
 
 __all__ = [
     "Corpus",
@@ -20,4 +21,5 @@ __all__ = [
     "read_counts_info",
     "train_corpus",
     "train_counts",
+    "word_corpus",
 ]

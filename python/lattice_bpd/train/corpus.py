@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def load_encoder(
     if path.suffix == ".model":
         return SentencePieceEncoder(path, threads)
     if path.suffix == ".txt":
-        return WordEncoder(path)
+        return WordEncoder(read_words(path), str(path))
     if path.suffix != ".json":
         raise ValueError(
             f"{path}: expected a tokenizer.json, a vocab.json with merges, a SentencePiece .model "
@@ -212,22 +213,37 @@ class SentencePieceEncoder:
         return [np.array(ids, np.int32) for ids in encoded]
 
 
+def split_words(text: str) -> list[str]:
+    """The words of a text, which ASCII white space separates."""
+    return _WORD.findall(text)
+
+
 class WordEncoder:
     """Words separated by white space; unknown words are the vocabulary's ``<unk>``.
 
     Args:
-        path: a UTF-8 file with one word a line.
+        words: the word of each token id.
+        name: of the vocabulary, for messages.
+        normalize: what is done to text before.
+        of_corpus: whether they are the words of the corpus itself, which its LM gets.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        words = read_words(path)
+    def __init__(
+        self,
+        words: Sequence[str],
+        name: str,
+        normalize: Callable[[str], str] = str,
+        *,
+        of_corpus: bool = False,
+    ) -> None:
+        self.name, self.words, self.of_corpus = name, list(words), of_corpus
+        self._normalize = normalize
         self._ids: dict[str, int] = {}
         for number, word in enumerate(words):
-            if word in self._ids or not word or word.split() != [word]:
+            if word in self._ids or split_words(word) != [word]:
                 problem = "is a duplicate" if word in self._ids else "is not a word"
                 raise FormatError(
-                    f"{path}, line {number + 1}: {word!r} {problem}; expected distinct words"
+                    f"{name}, line {number + 1}: {word!r} {problem}; expected distinct words"
                 )
             self._ids[word] = number
         self.vocab_size = len(words)
@@ -238,18 +254,19 @@ class WordEncoder:
         return [self._encode_one(i, text) for i, text in enumerate(texts)]
 
     def _encode_one(self, index: int, text: str) -> Int32Array:
-        words = text.split()
+        words = split_words(self._normalize(text))
         ids = [self._ids.get(word, self._unknown) for word in words]
         if self._unknown is None and None in ids:
             word = words[ids.index(None)]
             lines = text.split("\n")
-            line = next(i for i, part in enumerate(lines) if word in part.split())
+            line = next(i for i, part in enumerate(lines) if word in split_words(part))
             raise UnknownWordError(index, line, word)
         return np.array(ids, np.int32)
 
 
 StrPath = str | os.PathLike[str]
 
+_WORD = re.compile(r"[^ \t-\r]+")
 _CHARACTERS_AT_ONCE = 1 << 20
 _TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".ndjson")
 _SUFFIXES = (
@@ -285,7 +302,8 @@ class Corpus:
             decompressed, .jsonl has an object on each line. Token ids: .npy and .bin. From
             folders, also below them: .txt, .text, .md, .jsonl, .ndjson (.gz, .zst), .npy, .bin.
         tokenizer: tokenizer.json, vocab.json with its merges, a SentencePiece .model, or a
-            vocabulary .txt for text that is split at white space; or a model. Token ids need none.
+            vocabulary .txt for text that is split at white space; a model; or a WordEncoder. Token
+            ids need none.
         merges: file of the merges of a GPT-2 style vocab.json; None: merges.txt or vocab.bpe in
             the same folder.
         vocab_size: number of token ids. None: the tokenizer's.
@@ -299,7 +317,7 @@ class Corpus:
     """
 
     inputs: Sequence[StrPath]
-    tokenizer: StrPath | Pretrained | None = None
+    tokenizer: StrPath | Pretrained | WordEncoder | None = None
     merges: StrPath | None = None
     vocab_size: int | None = None
     boundaries: Boundaries = "document"
@@ -327,10 +345,13 @@ class Corpus:
         if isinstance(self.tokenizer, Pretrained):
             if not all(map(is_id_file, self.files)):
                 self.encoder = load_encoder(self.tokenizer)
+        elif isinstance(self.tokenizer, WordEncoder):
+            self.encoder = self.tokenizer
         elif self.tokenizer is not None:
             merges = os.fspath(self.merges) if self.merges is not None else None
-            tokenizer = os.fspath(self.tokenizer)
-            self.encoder = load_encoder(tokenizer, merges=merges, threads=self.threads)
+            self.encoder = load_encoder(
+                os.fspath(self.tokenizer), merges=merges, threads=self.threads
+            )
         self.size_of_vocabulary = _vocab_size(self.vocab_size, self.encoder, self.files)
 
     @property

@@ -14,7 +14,7 @@ from lattice_bpd import _core
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import checked_min_counts, warn_of_counts
 from lattice_bpd.text_input import STANDARD_INPUT
-from lattice_bpd.train.corpus import Corpus
+from lattice_bpd.train.corpus import Corpus, WordEncoder
 
 StrPath = str | os.PathLike[str]
 
@@ -281,6 +281,8 @@ def train_corpus(
 ) -> NGramLM:
     """Counts a corpus and estimates an LM: the same one as NGramLM.train's on the same sequences.
 
+    The LM of a corpus from :func:`word_corpus` has its words.
+
     Args:
         corpus: the corpus.
         order: length of the longest n-grams, 1 to 6.
@@ -308,7 +310,11 @@ def train_corpus(
     counter = _make_counter(corpus, order, memory, threads, temp_dir)
     for _ in _add_all(corpus, counter, (), on_progress):
         pass
-    return _estimate(counter, min_counts, smoothing, unseen, katz_k, full_count_of_counts, threads)
+    lm = _estimate(counter, min_counts, smoothing, unseen, katz_k, full_count_of_counts, threads)
+    encoder = corpus.encoder
+    if isinstance(encoder, WordEncoder) and encoder.of_corpus:
+        lm = lm.with_words(encoder.words)
+    return lm
 
 
 def train_counts(
