@@ -17,8 +17,8 @@ SECONDS ?= 60
 unexport SECONDS  # bash has one of its own
 
 .PHONY: help setup build demo test test-spark test-spark-cluster test-native-dflash test-vllm test-arm \
-  test-architectures architectures bench bench-rescore bench-ngram bench-peers bench-llm picture results lint tidy sanitize \
-  fuzz soak format stubs wheel test-wheel docs clean
+  test-pyctcdecode test-architectures architectures bench bench-rescore bench-ngram bench-peers bench-llm picture results lint tidy \
+  sanitize fuzz soak format stubs wheel test-wheel docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ test-arm: setup-test  ## the C++ unit tests for 64-bit ARM under emulation (inst
 
 test-native-dflash: setup-test build  ## block drafters against the DFlash of transformers 5.24 (11 MB)
 	@PYTHON=.venv/bin/python scripts/test_native_dflash.sh $(ARGS)
+
+test-pyctcdecode: setup-test build  ## pyctcdecode's beams with kenlm and with ours in its place (numpy 1.26)
+	@PYTHON=.venv/bin/python scripts/test_pyctcdecode.sh $(ARGS)
 
 test-architectures: setup-test build  ## every architecture of transformers against its own generate
 	@LATTICE_BPD_ALL_ARCHITECTURES=1 python -m pytest --numprocesses $(JOBS) --dist load \

@@ -33,6 +33,8 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     COMMANDS: {
         "drafter": "lattice-bpd-drafters",
         "ngram spark": "lattice-bpd-spark",
+        "ngram query": "lattice-bpd-recognition",
+        "rescore": "lattice-bpd-recognition",
         "certify": "lattice-bpd-conformance",
         "check": "lattice-bpd-conformance",
         **dict.fromkeys(

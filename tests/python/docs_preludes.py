@@ -6,6 +6,7 @@ folder. A page without one runs unchanged.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,15 @@ def ngram() -> Names:
     return {"sequences": text[:50], "heldout": text[50:]}
 
 
+def rescoring() -> Names:
+    """English text that every Python has."""
+    pytest.importorskip("jiwer")
+    from pydoc_data.topics import topics
+
+    Path("text.txt").write_text("\n".join(topics.values()), encoding="utf-8")
+    return {}
+
+
 def translation() -> Names:
     """A tiny encoder-decoder, sources, and an LM of its vocabulary."""
     pytest.importorskip("torch")
@@ -90,6 +100,7 @@ PRELUDES = {
     "docs/drafters.md": _decoding,
     "docs/exactness.md": _decoding,
     "docs/ngram.md": ngram,
+    "docs/rescoring.md": rescoring,
     "packages/constraints/README.md": decoding,
     "packages/translation/README.md": translation,
     "research/kim2024/README.md": _decoding,
