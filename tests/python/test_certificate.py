@@ -171,6 +171,23 @@ def test_verdicts_by_hand():
         assert certificates._verdict(given) == verdict
 
 
+def test_noise_of_the_kernels_counts_up_to_a_limit():
+    own = Noise(0.5, mean=0.2, margins=0.0, unit=0.125, positions=[0, 4], local=[0.1, 0.4],
+                shapes=["a"])  # fmt: skip
+    with_some = own.with_kernels(
+        Noise(0.75, mean=0.1, margins=0.2, unit=0.125, positions=[0, 4], local=[0.2, 0.3],
+              shapes=["a"])
+    )  # fmt: skip
+    assert (with_some.logits, with_some.mean, with_some.margins) == (0.75, 0.2, 0.2)
+    assert with_some.local == [0.2, 0.4]
+    assert with_some.shapes == ["a", "a, kernels of the core"]
+    wrong = Noise(9.0, mean=9.0, margins=9.0, unit=0.125, positions=[0, 4], local=[9.0, 9.0],
+                  shapes=["a"])  # fmt: skip
+    limited = own.with_kernels(wrong)
+    assert (limited.logits, limited.mean, limited.margins) == (1.0, 0.4, 0.25)
+    assert limited.local == [0.25, 0.8]
+
+
 def test_certificate_as_a_file(tmp_path):
     (result,), _ = with_certificates(target("gpt2", torch.bfloat16), [[3, 17, 5]], count=9)
     path = tmp_path / "text.json"

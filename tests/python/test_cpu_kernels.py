@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,20 +17,25 @@ from torch.autograd import forward_ad  # noqa: E402
 from transformers import (  # noqa: E402  # noqa: E402
     AutoModelForCausalLM,
     Gemma2Config,
+    GenerationConfig,
     GlmMoeDsaConfig,
     GlmMoeDsaForCausalLM,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
 from lattice_bpd import _core  # noqa: E402
-from lattice_bpd.decode import generate  # noqa: E402
+from lattice_bpd.decode import CustomGenerate, decode, generate  # noqa: E402
+from lattice_bpd.decode.drafters.call_costs import costs_of  # noqa: E402
 from lattice_bpd.models import linear as linear_module  # noqa: E402
-from lattice_bpd.models.heads import FirstHead, HeadNetwork  # noqa: E402
-from lattice_bpd.models.linear import linear  # noqa: E402
+from lattice_bpd.models.heads import BlockwiseHeads, FirstHead, HeadNetwork  # noqa: E402
+from lattice_bpd.models.linear import CALL, linear  # noqa: E402
+from lattice_bpd.models.model_facts import facts_of  # noqa: E402
 from lattice_bpd.train.responses.generation import generate_responses  # noqa: E402
-from lattice_bpd.verify import cpu_kernels, use_cpu_kernels  # noqa: E402
+from lattice_bpd.verify import Sampled, cpu_kernels, use_cpu_kernels  # noqa: E402
+from planted_drafts import PlantedDrafts  # noqa: E402
 from tiny_models import make_tiny_model  # noqa: E402
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -262,3 +272,315 @@ def test_only_models_that_have_sdpa_in_a_known_type():
     wanted = sparse.generate(torch.tensor([[*range(5, 20)]]), **options)
     use_cpu_kernels(sparse)
     assert torch.equal(sparse.generate(torch.tensor([[*range(5, 20)]]), **options), wanted)
+
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
+LIMIT: dict[str, Any] = {"max_new_tokens": 12}
+
+
+def state_of(model: PreTrainedModel) -> list[Any]:
+    """What the core's kernels change, and what they might."""
+    configs = [model.config, *(one.config for one in model.modules() if hasattr(one, "config"))]
+    state: list[Any] = [(id(one), type(one), sorted(vars(one))) for one in model.modules()]
+    state += [(id(one), one._attn_implementation, sorted(vars(one))) for one in configs]
+    hooks = [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules()]
+    return [*state, hooks, torch.get_num_threads(), ALL_ATTENTION_FUNCTIONS["sdpa"]]
+
+
+def plain(model: PreTrainedModel, prompt: Sequence[int] = PROMPT) -> list[int]:
+    ids = torch.tensor([list(prompt)])
+    tokens: list[int] = model.generate(ids, do_sample=False, **LIMIT)[0, len(prompt) :].tolist()
+    return tokens
+
+
+class Streamer:
+    """Calls a function with the number of values that it got: the prompt, then tokens."""
+
+    def __init__(self, function: Any) -> None:
+        self.count, self.function = 0, function
+
+    def put(self, _value: Any) -> None:
+        self.count += 1
+        self.function(self.count)
+
+    def end(self) -> None:
+        pass
+
+
+def custom(model: PreTrainedModel, **options: Any) -> list[int]:
+    method = CustomGenerate(**options)
+    output = model.generate(
+        torch.tensor([PROMPT]), custom_generate=method, do_sample=False, **LIMIT
+    )
+    tokens: list[int] = output[0, len(PROMPT) :].tolist()
+    return tokens
+
+
+WAYS: dict[str, Any] = {
+    "generate": lambda model, **how: generate(model, PROMPT, **LIMIT, **how).token_ids,
+    "decode": lambda model, **how: (
+        decode(model, PROMPT, PlantedDrafts([1] * 9, 48), **LIMIT, **how).token_ids
+    ),
+    "custom_generate": custom,
+    "certificate": lambda model, **how: (
+        generate(model, PROMPT, certificate=True, **LIMIT, **how).token_ids
+    ),
+    "stream": lambda model, **how: (
+        generate(model, PROMPT, streamer=Streamer(lambda _: None), **LIMIT, **how).token_ids
+    ),
+    "rules": lambda model, **how: (
+        generate(
+            model, PROMPT, generation_config=GenerationConfig(repetition_penalty=1.0), logprobs=2,
+            **LIMIT, **how,
+        ).token_ids
+    ),
+    "static": lambda model, **how: (
+        generate(
+            model, PROMPT, generation_config=GenerationConfig(cache_implementation="static"),
+            **LIMIT, **how,
+        ).token_ids
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_use_the_kernels_and_leave_the_model_as_it_was(way, calls, layers):
+    model = build_model(LlamaConfig)
+    wanted, before = plain(model), state_of(model)
+    assert not calls
+    assert not layers
+    assert WAYS[way](model) == wanted
+    assert "core" in calls
+    assert layers
+    assert state_of(model) == before
+    calls.clear()
+    layers.clear()
+    assert WAYS[way](model, cpu_kernels=False) == wanted == plain(model)
+    assert not calls
+    assert not layers
+
+
+def test_batches_chats_and_samples_use_the_kernels(calls, layers):
+    model = build_model(LlamaConfig)
+    prompts = [PROMPT, [9, 3], [1, 2, 3, 4, 1, 2]]
+    wanted, before = [plain(model, prompt) for prompt in prompts], state_of(model)
+    assert [one.token_ids for one in generate(model, prompts, **LIMIT)] == wanted
+    assert "core" in calls
+    assert layers
+    assert state_of(model) == before
+    first = generate(model, PROMPT, max_new_tokens=5, cache=True)
+    text = [*PROMPT, *first.token_ids]
+    for how in ({"cpu_kernels": False}, {}):  # a cache is the same with them and without
+        second = generate(model, text, max_new_tokens=7, cache=first.cache, **how)
+        assert second.stats.cached_tokens >= len(text) - 1
+        assert [*first.token_ids, *second.token_ids] == wanted[0]
+    rule = Sampled(temperature=1.5, seed=3)
+    samples = [
+        generate(model, PROMPT, acceptance=rule, cpu_kernels=on, **LIMIT).token_ids
+        for on in (True, False)
+    ]
+    assert samples[0] == samples[1]
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_after_an_exception_the_model_is_as_it_was(error, count, calls, layers):
+    model = build_model(LlamaConfig)
+    before = state_of(model)
+
+    def stop(number: int) -> None:
+        if number == count:
+            raise error
+
+    for call in (
+        lambda: generate(model, PROMPT, streamer=Streamer(stop), **LIMIT),
+        lambda: custom(model, streamer=Streamer(stop)),
+    ):
+        with pytest.raises(error):
+            call()
+        assert state_of(model) == before
+    assert count == 1 or ("core" in calls and layers)  # the first value is the prompt
+    lent, ended = cpu_kernels.Kernels._change, []
+
+    def interrupt(kernels: Any, old: Any, new: Any) -> None:
+        if new is cpu_kernels._LENT:
+            kernels.layers[0].__class__ = new.layer
+            raise KeyboardInterrupt
+        ended.append(new)
+        lent(kernels, old, new)
+
+    with pytest.MonkeyPatch.context() as patch:  # while they are lent
+        patch.setattr(cpu_kernels.Kernels, "_change", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            generate(model, PROMPT, **LIMIT)
+    assert ended
+    assert state_of(model) == before
+    assert CALL.kernels is None
+
+
+def test_a_call_inside_a_call(calls, layers):
+    model = build_model(LlamaConfig)
+    wanted, before, inner = plain(model), state_of(model), []
+
+    def again(number: int) -> None:
+        if number in (2, 6):
+            calls.clear()
+            inner.append(generate(model, PROMPT, cpu_kernels=number == 2, **LIMIT).token_ids)
+            inner.append("core" in calls)
+            calls.clear()
+
+    assert generate(model, PROMPT, "greedy", streamer=Streamer(again), **LIMIT).token_ids == wanted
+    assert inner == [wanted, True, wanted, False]
+    assert set(calls) == {"core"}  # those after it
+    assert state_of(model) == before
+
+
+def test_calls_of_several_threads(monkeypatch, layers):
+    """One is in the middle of a text while others begin and end; the model's own is torch's."""
+    model = build_model(LlamaConfig)
+    wanted, before = plain(model), state_of(model)
+    seen: dict[int, set[str]] = defaultdict(set)
+
+    def note(name: str, inner: Any) -> Any:
+        def noted(*args: Any, **options: Any) -> Any:
+            seen[threading.get_ident()].add(name)
+            return inner(*args, **options)
+
+        return noted
+
+    core, torchs = cpu_kernels._core.attend, cpu_kernels.sdpa_attention_forward
+    monkeypatch.setattr(cpu_kernels._core, "attend", note("core", core))
+    monkeypatch.setattr(cpu_kernels, "sdpa_attention_forward", note("torch", torchs))
+    me, outputs = threading.get_ident(), []
+
+    def run(call: Any) -> set[str]:
+        thread = threading.Thread(target=lambda: outputs.append(call()))
+        thread.start()
+        thread.join()
+        return seen.pop(thread.ident, set())  # type: ignore[arg-type]
+
+    def others(number: int) -> None:
+        if number == 4:
+            assert run(lambda: generate(model, PROMPT, "greedy", **LIMIT).token_ids) >= {"core"}
+            layers.clear()
+            off = run(lambda: generate(model, PROMPT, cpu_kernels=False, **LIMIT).token_ids)
+            assert off == run(lambda: plain(model)) == {"torch"}
+            assert not layers
+            seen[me].clear()
+
+    result = generate(model, PROMPT, "greedy", streamer=Streamer(others), **LIMIT)
+    assert outputs == [wanted] * 3
+    assert result.token_ids == wanted
+    assert seen[me] == {"core"}
+    assert layers
+    assert state_of(model) == before
+    barrier = threading.Barrier(4)
+
+    def decode_often() -> None:
+        barrier.wait()
+        outputs.extend(generate(model, PROMPT, **LIMIT).token_ids for _ in range(12))
+
+    threads = [threading.Thread(target=decode_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outputs == [wanted] * 51
+    assert state_of(model) == before
+
+
+def test_who_wants_the_kernels_in_all_calls_keeps_them(calls, layers):
+    models = [build_model(LlamaConfig) for _ in range(2)]
+    wanted = plain(models[0])
+    assert use_cpu_kernels(models[0])
+    streamer = Streamer(lambda number: number == 3 and use_cpu_kernels(models[1]))
+    for model in models:
+        kept = state_of(model)
+        assert generate(model, PROMPT, streamer=streamer, **LIMIT).token_ids == wanted
+        if model is models[0]:
+            assert state_of(model) == kept
+        assert use_cpu_kernels(model)
+        assert isinstance(model.lm_head, linear_module.CpuLinear)
+        assert not model.lm_head.is_lent
+        calls.clear()
+        layers.clear()
+        assert plain(model) == wanted
+        assert "core" in calls
+        assert layers
+
+
+def test_the_kernels_are_no_change_of_the_model(layers):
+    model = build_model(LlamaConfig)
+    generate(model, PROMPT, **LIMIT)
+    known = facts_of(model)
+    names = set(known)
+    inside: list[Any] = []
+    generate(model, PROMPT, streamer=Streamer(lambda _: inside.append(facts_of(model))), **LIMIT)
+    assert all(one is known for one in inside)
+    use_cpu_kernels(model)
+    generate(model, PROMPT, **LIMIT)
+    assert facts_of(model) is known
+    assert set(known) == names
+    assert costs_of(model) is not costs_of(model, cpu_kernels=False)  # other times
+
+
+def test_draft_models_and_rescorers_use_the_kernels(calls, layers):
+    model, small = build_model(LlamaConfig), build_model(MistralConfig)
+    wanted, before = plain(model), [state_of(model), state_of(small)]
+    heads = BlockwiseHeads(64, 3, 16, vocab_size=48)
+    for on in (True, False):
+        seen: list[Any] = []
+        handle = small.base_model.register_forward_hook(
+            lambda *_, seen=seen: seen.append(type(small.lm_head))
+        )
+        options = {"lm": small, "heads": heads, "cpu_kernels": on, **LIMIT}
+        assert generate(model, PROMPT, "neural", **options).token_ids == wanted
+        handle.remove()
+        kind = linear_module.LentLinear if on else torch.nn.Linear
+        assert seen
+        assert set(seen) == {kind}
+        assert [state_of(model), state_of(small)] == before
+
+
+def test_compiled_models_stay_compiled(calls, layers):
+    for compile_part in (
+        lambda model: model.base_model.compile(backend="eager"),
+        lambda model: model.model.layers[1].compile(backend="eager"),
+        lambda model: setattr(
+            model.model, "forward", torch.compile(model.model.forward, backend="eager")
+        ),
+        lambda model: model.model.layers.__setitem__(
+            0, torch.compile(model.model.layers[0], backend="eager")
+        ),
+    ):
+        model = build_model(LlamaConfig)
+        wanted = plain(model)
+        compile_part(model)
+        before = state_of(model)
+        assert generate(model, PROMPT, **LIMIT).token_ids == wanted
+        assert not use_cpu_kernels(model)
+        assert state_of(model) == before
+        assert not calls
+        assert not layers
+    torch._dynamo.reset()
+
+
+def test_parts_with_other_attention_and_models_that_ask_for_sdpa(caplog):
+    ok = build_model(LlamaConfig)
+    assert len(cpu_kernels.Kernels(ok).configs) == 1
+    ok.set_attn_implementation("eager")
+    wanted, before = plain(ok), state_of(ok)
+    assert generate(ok, PROMPT, **LIMIT).token_ids == wanted
+    assert state_of(ok) == before
+    assert cpu_kernels.Kernels(ok).configs == []
+    assert caplog.records == []
+    for name, depends in (
+        ("gemma4.modeling_gemma4", True), ("glm5_next.modeling_glm5_next", True),
+        ("llama.modeling_llama", False), ("gpt2.modeling_gpt2", False),
+    ):  # fmt: skip
+        found = importlib.util.find_spec(f"transformers.models.{name}")
+        if found is not None:
+            module = importlib.import_module(f"transformers.models.{name}").__name__
+            assert cpu_kernels._depends_on_sdpa(module) == depends
+    assert not cpu_kernels._depends_on_sdpa("no module")

@@ -258,7 +258,8 @@ class Reference:
             start = text.output[: len(text.output) - len(text.logits)]
             prompt, source = (start, text.prompt) if start else (text.prompt, None)
             token_ids = text.output[len(start) :]
-            bounds.append(follow_text(target, prompt, token_ids, source=source)[1].margin_bound)
+            _, noise = follow_text(target, prompt, token_ids, source=source, cpu_kernels=True)
+            bounds.append(noise.margin_bound)
         return max(bounds)
 
 

@@ -9,6 +9,8 @@ many.
 from __future__ import annotations
 
 import math
+import threading
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from lattice_bpd import _core
+from lattice_bpd.models.hooks import as_own
 
 VECTOR = 16  # the core takes widths that are a multiple
 _PLAIN = (Tensor, nn.Parameter)  # others, such as quantized ones, have no numbers of their dtype
@@ -42,12 +45,36 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     return device.type != "cpu" or _HAS_BFLOAT16
 
 
+class DecodingCall(threading.local):
+    """What this thread's call of `generate` lends the core's kernels to.
+
+    Attributes:
+        kernels: by model, see `lattice_bpd.verify.cpu_kernels`; None: outside of a call, or in one
+            without kernels.
+    """
+
+    kernels: dict[nn.Module, Any] | None = None
+
+
+CALL = DecodingCall()
+
+
 class CpuLinear(nn.Linear):
     """`nn.Linear` by `linear`; the parameters are the same, so `state_dict` is too."""
 
+    is_lent = False  # during calls of `generate`, to their threads
+
+    @as_own
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (its name in torch)
         """(..., out_features) float from (..., in_features)."""
-        return linear(input, self.weight, self.bias)
+        multiply = F.linear if self.is_lent and CALL.kernels is None else linear
+        return multiply(input, self.weight, self.bias)
+
+
+class LentLinear(CpuLinear):
+    """`CpuLinear` in threads that decode with the core's kernels, `nn.Linear` in others."""
+
+    is_lent = True
 
 
 def linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn.modules import module as globals_of_modules
 
 from lattice_bpd.models.hooks import is_own
 
+OWN_ATTENTION = "lattice_bpd"  # begins the names of the core's attention implementations
 _FACTS: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()
 _CALL = threading.local()  # facts of the models that this thread's call has described
 
@@ -32,8 +33,9 @@ def facts_of(model: nn.Module) -> dict[Any, Any]:
     """What has been measured of a model as it is now, to be read and extended.
 
     Empty after a change of modules, of a `forward` (of a class or of an object), of hooks, of
-    weights, of the mode or of the config. Takes about a millisecond for 400 modules, so a decoding
-    step keeps what it needs, and a call of `generate` is inside `described_once`.
+    weights, of the mode or of the config; the core's kernels are no change. Takes about a
+    millisecond for 400 modules, so a decoding step keeps what it needs, and a call of `generate` is
+    inside `described_once`.
     """
     in_call: Any = getattr(_CALL, "facts", None)
     facts: dict[Any, Any] | None = None if in_call is None else in_call.get(model)
@@ -51,20 +53,28 @@ def facts_of(model: nn.Module) -> dict[Any, Any]:
 def _describe(model: nn.Module) -> list[Any]:
     """What the result of a call depends on, without references that keep the model alive."""
     config: Any = getattr(model, "config", None)
-    state: list[Any] = [getattr(config, "_attn_implementation", None)]
+    state: list[Any] = [attention_of(config)]
     state.append(repr(config.to_dict()) if hasattr(config, "to_dict") else None)
     state += globals_of_modules._global_forward_hooks
     state += globals_of_modules._global_forward_pre_hooks
     for module in model.modules():
         own = vars(module)
         forward = own.get("forward")
-        state += (id(module), module.training, type(module).forward)
+        of_class = type(module).forward
+        of_class = nn.Linear.forward if is_own(of_class) else of_class
+        state += (id(module), module.training, of_class)
         if forward is not None and not is_own(forward):
             state.append(_identity(forward))
         for name in ("_forward_hooks", "_forward_pre_hooks"):
             state += [key for key, hook in own[name].items() if not is_own(hook)]
         state += [version_of(one) for one in own["_parameters"].values() if one is not None]
     return state
+
+
+def attention_of(config: Any) -> str:
+    """The attention implementation of a config; "sdpa" where the core's kernels replace it."""
+    name = str(getattr(config, "_attn_implementation", "eager"))
+    return "sdpa" if name.startswith(OWN_ATTENTION) else name
 
 
 def _identity(function: Any) -> Any:

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lattice_bpd.models.model_facts import facts_of
+from lattice_bpd.models.model_facts import attention_of, facts_of
 from lattice_bpd.verify.batch_cache import BatchCache, pad_left
-from lattice_bpd.verify.cpu_kernels import NAME
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import read_parts, texts_match
@@ -76,7 +75,7 @@ def find_tree_refusal(target: Any) -> str | None:
             f"{name} has layers that see the last {window} cache positions, whichever tokens they "
             "hold"
         )
-    implementation = str(getattr(target.base.config, "_attn_implementation", "eager"))
+    implementation = attention_of(target.base.config)
     facts, key = facts_of(target.base), ("tree refusal", implementation)
     if key not in facts:
         facts[key] = _try_tree(target, implementation)
@@ -88,7 +87,7 @@ def find_tree_refusal(target: Any) -> str | None:
 def _try_tree(target: Any, implementation: str) -> str | None:
     """Compare a token that has a sibling in its row with the same token alone."""
     name = type(target.base).__name__
-    if implementation not in ("eager", "sdpa", NAME):
+    if implementation not in ("eager", "sdpa"):
         return (
             f"attention implementation {implementation!r} takes no custom mask; load the model "
             "with attn_implementation='sdpa' or 'eager'"
@@ -140,8 +139,7 @@ def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
     refusal: str | None = target.refuses_tree() if target.sliding_window is not None else None
     if refusal is not None:
         return f"a batch over a sliding window needs four-dimensional masks: {refusal}"
-    implementation = str(getattr(target.base.config, "_attn_implementation", "eager"))
-    key = ("batch refusal", implementation, padded)
+    key = ("batch refusal", attention_of(target.base.config), padded)
     return try_once(facts_of(target.base), key, lambda: _try_batch(target, padded))
 
 

@@ -216,6 +216,8 @@ def certify(
     shapes: Iterable[CallShape],
     batch_size: int,
     source: Any = None,
+    *,
+    cpu_kernels: bool = False,
 ) -> Certificate:
     """Compare a text with the target's own `generate`, and measure the noise of its logits.
 
@@ -227,6 +229,7 @@ def certify(
         shapes: of the verifying calls.
         batch_size: texts decoded together.
         source: the encoded source of an encoder-decoder, one row.
+        cpu_kernels: see `follow_text`.
 
     Returns:
         Certificate.
@@ -241,7 +244,9 @@ def certify(
 
     lengths = [tokens for layout, _, tokens in shapes if layout != "prompt"]
     source_ids = None if source is None else source.token_ids[0]
-    choices, noise = follow_text(model.target, prompt, token_ids, lengths, source_ids, compare)
+    choices, noise = follow_text(
+        model.target, prompt, token_ids, lengths, source_ids, compare, cpu_kernels=cpu_kernels
+    )
     margins, bounds = selector.margins[: len(token_ids)], noise.logit_bounds()
     listed = {n for n, margin in enumerate(margins) if margin < noise.margin_bound}
     certificate = Certificate(

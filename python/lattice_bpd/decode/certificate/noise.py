@@ -10,13 +10,15 @@ those of its own `generate`, which reads the prompt in one call and then one tok
     chunks          prompt, then the text in chunks of the lengths that verifying calls have
 
 None of these calls goes through `lattice_bpd.verify`, so the noise cannot grow with a fault there.
+Where the text was decoded with the core's kernels, `forward` is called with them too; what they add
+counts up to a limit, so that a fault of theirs is not taken for noise.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,18 +29,21 @@ from transformers import DynamicCache
 from lattice_bpd.decode.certificate.own_generate import Choices, Take, write_plainly
 from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.lm_call import cache_argument
+from lattice_bpd.verify.cpu_kernels import kernels_in_call
 from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.rounding import rounding_bound
 
 QUANTILE, MULTIPLE = 0.99, 2.5
 MEAN_MULTIPLE, LEAST_FOR_MEAN = 1.3, 16
 LEAST_LOCAL, LEAST_SHAPES = 0.6, 3
+MOST_OF_KERNELS = 2.0
 POSITIONS = 64  # of a text, at most, at which the noise is measured
 FORMULA = (
     "bounds: 2.5 max(99 % quantile of the differences, eps max |logit|); of a logit where 3 shapes "
     "or more were measured: instead of the quantile the largest difference there, at least 0.6 of "
     "the quantile and at most the quantile; of the mean difference, from 16 positions on: "
-    "1.3 max(largest mean of a shape, eps max |logit|)"
+    "1.3 max(largest mean of a shape, eps max |logit|); differences of shapes with the core's "
+    "kernels count up to 2 max(the same without them, eps max |logit|)"
 )
 _COPIES, _PADDING = 3, 3
 _FEW = 8  # positions before a boundary that are too few to measure noise at
@@ -66,6 +71,21 @@ class Noise:
     positions: list[int]
     local: list[float]
     shapes: list[str]
+
+    def with_kernels(self, other: Noise) -> Noise:
+        """Also that of the same shapes with the core's kernels."""
+
+        def larger(own: float, theirs: float) -> float:
+            return max(own, min(theirs, MOST_OF_KERNELS * max(own, self.unit)))
+
+        return replace(
+            self,
+            logits=larger(self.logits, other.logits),
+            mean=larger(self.mean, other.mean),
+            margins=larger(self.margins, other.margins),
+            local=list(map(larger, self.local, other.local)),
+            shapes=[*self.shapes, *(f"{name}, kernels of the core" for name in other.shapes)],
+        )
 
     @property
     def samples(self) -> int:
@@ -107,6 +127,8 @@ def follow_text(
     lengths: Iterable[int] = (),
     source: Sequence[int] | None = None,
     take: Take | None = None,
+    *,
+    cpu_kernels: bool = False,
 ) -> tuple[Choices, Noise]:
     """What the model's own `generate` selects along a text, and the noise of its logits there.
 
@@ -118,6 +140,7 @@ def follow_text(
         lengths: tokens of verifying calls.
         source: (S,) ints, the source of an encoder-decoder.
         take: called with each index in token_ids and the (V,) float32 logits of `generate` there.
+        cpu_kernels: whether the text was decoded with them, see `lattice_bpd.decode.generate`.
     """
     choices, rows = Choices(token_ids), []
     spaced = np.linspace(0, len(token_ids) - 1, min(len(token_ids), POSITIONS))
@@ -131,9 +154,15 @@ def follow_text(
         if take is not None:
             take(index, logits)
 
-    write_plainly(target.base, prompt, token_ids, take_all, source)
-    readings = _Readings(target, list(prompt), list(token_ids), positions, source)
-    return choices, _noise_of(readings, torch.stack(rows), lengths)
+    lengths = list(lengths)
+    with kernels_in_call(target.base, wanted=False):
+        write_plainly(target.base, prompt, token_ids, take_all, source)
+        readings = _Readings(target, list(prompt), list(token_ids), positions, source)
+        noise = _noise_of(readings, torch.stack(rows), lengths)
+    with kernels_in_call(target.base, wanted=cpu_kernels) as is_lent:
+        if is_lent:
+            noise = noise.with_kernels(_noise_of(readings, torch.stack(rows), lengths))
+    return choices, noise
 
 
 def _noise_of(readings: _Readings, expected: Tensor, lengths: Iterable[int]) -> Noise:

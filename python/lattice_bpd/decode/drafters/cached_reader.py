@@ -19,6 +19,7 @@ from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.batch_cache import BatchCache, StackedCache, pad_left
 from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.cpu_kernels import lend_kernels
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.target import CausalLMTarget
@@ -103,6 +104,7 @@ class CachedReader:
             ValueError: an empty text, one longer than the model's positions, or several for a model
                 that takes no position ids.
         """
+        lend_kernels(self.model.base)
         texts = self.known([list(context) for context in contexts])
         self.check(texts)
         refusal = self.refuses_batch() if len(texts) > 1 else None

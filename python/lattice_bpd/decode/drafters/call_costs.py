@@ -105,9 +105,10 @@ class ModelCosts:
         return self._of_batches[batch]
 
 
-_OF_MODELS: WeakKeyDictionary[Any, ModelCosts] = WeakKeyDictionary()
+_OF_MODELS: WeakKeyDictionary[Any, dict[bool, ModelCosts]] = WeakKeyDictionary()
 
 
-def costs_of(model: Any) -> ModelCosts:
-    """The measured costs of a model; kept as long as the model is."""
-    return _OF_MODELS.setdefault(model, ModelCosts())
+def costs_of(model: Any, *, cpu_kernels: bool = True) -> ModelCosts:
+    """The measured costs of a model with the core's kernels, or without; kept as long as it is."""
+    both = _OF_MODELS.setdefault(model, {True: ModelCosts(), False: ModelCosts()})
+    return both[bool(cpu_kernels)]

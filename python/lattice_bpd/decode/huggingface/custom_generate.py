@@ -97,6 +97,7 @@ class CustomGenerate:
             with `do_sample=True` Sampled, with seeds from torch's default generator.
         constraint: constraint on the new tokens of each sequence; the output is that of plain
             `generate` with a logits processor that masks the tokens that are not allowed.
+        cpu_kernels: see `lattice_bpd.decode.generate`.
         options: fields of `DraftConfig` by name that the strategy uses.
 
     Attributes:
@@ -118,6 +119,7 @@ class CustomGenerate:
         streamer: Any = None,
         acceptance: Acceptance | None = None,
         constraint: Any = None,
+        cpu_kernels: bool = True,
         **options: Any,
     ) -> None:
         given: Any = heads
@@ -131,6 +133,7 @@ class CustomGenerate:
                 check_rule(acceptance)
         self.acceptance, self.constraint = acceptance, constraint
         self.heads, self.layout, self.streamer = heads, layout, streamer
+        self.cpu_kernels = cpu_kernels
         self.config = read_config(_WHERE, drafter, options, lm=lm, draft_model=draft_model)
         self.drafter: Any = drafter if self.config is None else None
         self.sources = DraftSources(lm, draft_model, heads is not None)
@@ -196,6 +199,7 @@ class CustomGenerate:
                 caches=_text_caches(generation_config, model_kwargs, len(rules)),
                 stop_token_ids=rules[0].end_token_ids,
                 constraint=self.constraint,
+                cpu_kernels=self.cpu_kernels,
                 layout=self.layout,
                 streamer=streamer if len(rules) == 1 else None,
                 streams_prompt=passed is None,
@@ -230,7 +234,7 @@ class CustomGenerate:
         if self.config is not None:
             base = drafting.target.base
             sources = replace(
-                self.sources, costs=costs_of(base),
+                self.sources, costs=costs_of(base, cpu_kernels=self.cpu_kernels),
                 has_heads=drafting.heads is not None,
             )  # fmt: skip
             drafter = make_drafter(self.config, sources)

@@ -211,6 +211,7 @@ def generate(
     past_key_values: Any = None,
     layout: str = "auto",
     streamer: Any = None,
+    cpu_kernels: bool = True,
     **options: Any,
 ) -> Any:
     """Decode one text or several; with a lossless rule the output is the target's own.
@@ -272,6 +273,9 @@ def generate(
             see docs/exactness.md.
         streamer: of `transformers`, for one prompt; receives the prompt, then each token, then the
             end, also after an error.
+        cpu_kernels: whether calls of this decoding use the core's attention and linear layers where
+            the model is on a CPU and fits them, see `use_cpu_kernels`; draft models too. The model
+            is afterwards as it was. False: the model as it is.
         options: fields of `DraftConfig` by name, such as max_nodes, top_k, alpha or temperature;
             they override the config. Fields of a DraftConfig that its strategy does not use are
             ignored; options by name are not.
@@ -306,7 +310,7 @@ def generate(
         check_token_types(token_type_ids, target.target.base)
         decoding = {
             "layout": layout, "streamer": streamer, "certificate": certificate,
-            "constraint": constraint,
+            "constraint": constraint, "cpu_kernels": cpu_kernels,
             "caches": None if given_cache is None else TextCaches(given_cache, len(texts)),
             "records": logprobs if logprobs is None else [
                 TokenRecords(logprobs=logprobs) for _ in texts
@@ -316,7 +320,7 @@ def generate(
         if config is None:
             chosen: Any = drafter
         else:
-            costs = costs_of(target.target.base)
+            costs = costs_of(target.target.base, cpu_kernels=cpu_kernels)
             sources = DraftSources(lm, draft_model, target.heads is not None, costs=costs)
             chosen = make_drafter(config, sources)
         prompts, settings = request.prepare(decoding)

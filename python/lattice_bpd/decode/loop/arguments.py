@@ -45,6 +45,7 @@ class Options:
             reads the whole text again; None: it never does. Set when the prompts are read.
         certificate: whether to certify the output; "report": the verdict "different" does not
             raise.
+        cpu_kernels: see `generate`.
     """
 
     limits: list[int]
@@ -64,6 +65,7 @@ class Options:
     max_draft_nodes: int = 256
     reread_length: int | None = None
     certificate: bool | str = False
+    cpu_kernels: bool = True
 
 
 def check_stop_tokens(value: Collection[int] | int, vocab_size: int) -> frozenset[int]:

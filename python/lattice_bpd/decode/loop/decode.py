@@ -35,6 +35,7 @@ from lattice_bpd.decode.state.text_rules import RecordingSelector, TextRules, To
 from lattice_bpd.extensions import CONSTRAINTS, load_extension
 from lattice_bpd.models.model_facts import described_once
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
+from lattice_bpd.verify.cpu_kernels import kernels_in_call
 from lattice_bpd.verify.greedy import TokenSelector
 
 
@@ -85,6 +86,7 @@ def decode(
     acceptance: Acceptance | None = None,
     certificate: bool | str = False,
     constraint: Any = None,
+    cpu_kernels: bool = True,
 ) -> Any:
     """Decode one text or a batch; the output is the target's greedy output for every drafter.
 
@@ -116,6 +118,7 @@ def decode(
             raises CertificateError; with "report" it is only in the result.
         constraint: constraint on the new tokens, one of lattice-bpd-constraints; the output is then
             greedy among the allowed tokens.
+        cpu_kernels: see `generate`.
 
     Returns:
         A DecodeResult for one prompt; for several a list of them, in order. The texts of a batch
@@ -148,6 +151,7 @@ def decode(
             certificate=certificate,
             constraint=constraint,
             static_cache=static_cache,
+            cpu_kernels=cpu_kernels,
         )
         results = decode_prompts(drafting, checked, drafter, options)
         return results if several else results[0]
@@ -320,7 +324,8 @@ def run_loop(
     options = replace(options, selectors=outer)
     seconds: dict[str, float] = defaultdict(float)
     clock = DecodeStats(seconds=seconds)
-    with _WITHOUT_CUDNN_ATTENTION, clock.stage("total"):
+    kernels = kernels_in_call(getattr(model.target, "base", None), wanted=options.cpu_kernels)
+    with _WITHOUT_CUDNN_ATTENTION, clock.stage("total"), kernels:
         with clock.stage("prompt"):
             first, cache = read_prompts(model, prompts, options)
         states = [
@@ -430,6 +435,7 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
                 shapes,
                 len(states),
                 state.source,
+                cpu_kernels=run.options.cpu_kernels,
             )
             if result.certificate.verdict == "different" and run.options.certificate != "report":
                 raise CertificateError(result.certificate)

@@ -341,6 +341,7 @@ def find_difference(
     target = (model if isinstance(model, DraftingModel) else DraftingModel(model)).target
     begin = target.decoder_prompt  # of an encoder-decoder
     choices, noise = follow_text(
-        target, prompt if begin is None else begin, output, source=begin and prompt
-    )
+        target, prompt if begin is None else begin, output, source=begin and prompt,
+        cpu_kernels=True,
+    )  # fmt: skip
     return Difference(number, position, max(0.0, -min(choices.margins)), noise.margin_bound)
