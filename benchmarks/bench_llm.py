@@ -62,6 +62,13 @@ def measure(
     prompts: list[Prompt] = []
     watcher = ConsoleWatcher(make_console(), {"decode": "prompts decoded by all lines"})
     watcher.begin("decode", len(rows))
+    if any(line.prepare for line in lines):  # earlier answers of a chat have `tokens` at most
+        lengths = [len(make_prompt(row, tokenizer, lambda ids: ids[:1] * tokens).token_ids)
+                   for row in rows]  # fmt: skip
+        longest = max((one for one in lengths if one + tokens <= positions), default=1)
+        for line in lines:
+            if line.prepare is not None:
+                line.prepare(longest, tokens)
     start = time.perf_counter()
     for row in rows:
         spent = time.perf_counter() - start

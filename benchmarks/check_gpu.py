@@ -6,7 +6,8 @@
     lossless   outputs against the model's own `generate`, in float32 and bfloat16: eager and sdpa
                attention, static KV cache, compiled decoder
     top_k      selection on the device against a stable sort on the host
-    speed      tokens/s of greedy decoding, transformers' assisted generation, a draft model and
+    speed      tokens/s of greedy decoding, also with a static cache and compiled (whose first run
+               compiles), transformers' assisted generation, a draft model and
                draft trees, in a first run too, whose shapes are new (compare with
                TORCH_CUDNN_SDPA_DEPRIORITIZED=1: docs/decoding.md); own time of a step
 
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple
 
 import torch
 from corpus import ROOT
+from llm_lines import COMPILED, why_not_compiled
 from machine import describe_machine
 from report import print_table, write_json
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -305,6 +307,13 @@ class Check:
         }
         greedy = self.time(transformers_greedy).speeds(batch * new_tokens)
         rows: list[dict[str, Any]] = [{"method": "greedy, transformers", **greedy}]
+        if (reason := why_not_compiled(self.device)) is None:  # its first run compiles
+            static = {"cache_implementation": "static"}
+            times = self.time(lambda: transformers_greedy(**static))
+            row = {"method": COMPILED, "equal_texts": transformers_greedy(**static) == expected}
+            rows.append({**row, **times.speeds(batch * new_tokens)})
+        else:
+            print(f"left out: {COMPILED} ({reason})")
         if batch == 1:  # transformers refuses assisted generation of several texts
             output = transformers_greedy(assistant_model=draft_model)
             times = self.time(lambda: transformers_greedy(assistant_model=draft_model))
@@ -430,7 +439,7 @@ def main() -> None:
     check = Check(args)
     check.run("top_k", check.check_top_k, 0.2)
     for batch in BATCHES[args.size]:
-        check.run(f"speed_batch_{batch}", lambda n=batch: check.measure_speed(n), 0.5)
+        check.run(f"speed_batch_{batch}", lambda n=batch: check.measure_speed(n), 1.0)
     for variant, minutes in (("sdpa", 1.0), ("eager", 1.0), ("static", 0.5), ("compiled", 1.5)):
         for dtype in (torch.float32, torch.bfloat16):
             name = f"lossless_{variant}_{str(dtype).removeprefix('torch.')}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from peer_drafters import CallCounter, generate_with_transformers
+from torch.utils._triton import has_triton
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from lattice_bpd.decode import generate, load_drafter
@@ -28,6 +31,7 @@ PEERS: dict[str, dict[str, Any]] = {
     GREEDY: {},
     "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
 }
+COMPILED = "transformers greedy, static cache and compiled"
 HEADS_CHAIN = "transformers assisted, heads"
 BUILT = "drafter of the folder"
 LLAMA_CPP = "llama.cpp greedy"
@@ -100,12 +104,14 @@ class Line:
         name: in tables and results.
         decode: prompt, most new tokens -> output, seconds by stage, with "calls" if it counts them,
             accepted draft tokens.
-        counts_calls: whether it counts its own calls: all but transformers.
+        counts_calls: whether it counts its own calls: most of transformers do not.
+        prepare: longest prompt, most new tokens -> None, before any run is measured.
     """
 
     name: str
     decode: Decode
     counts_calls: bool = False
+    prepare: Callable[[int, int], None] | None = None
     runs: list[Run] = field(default_factory=list)
 
     def run(self, prompt: list[int], tokens: int, counter: CallCounter) -> Run:
@@ -134,6 +140,10 @@ def make_lines(
     """
     lines = [Line(name, _transformers(model, options)) for name, options in PEERS.items()]
     skipped = {}
+    if reason := why_not_compiled(model.device.type):
+        skipped[COMPILED] = reason
+    else:
+        lines.insert(1, make_compiled_line(model))
     if "heads" not in sources:
         skipped[HEADS_CHAIN] = "no heads"
     elif not hasattr(CandidateGenerator, "requires_model_outputs"):
@@ -217,6 +227,42 @@ def _transformers(model: Any, options: dict[str, Any]) -> Decode:
         return generate_with_transformers(model, prompt, tokens, stops, **options), {}, []
 
     return decode
+
+
+def why_not_compiled(device: str) -> str | None:
+    """Why `generate` compiles nothing on a device by `cache_implementation="static"`, or None."""
+    if device != "cuda":
+        return "transformers compiles on a GPU"
+    if not has_triton():
+        return "torch.compile finds no triton"
+    compilers = filter(None, (os.environ.get("CC"), "gcc", "clang"))
+    return None if any(map(shutil.which, compilers)) else "triton finds no C compiler"
+
+
+def make_compiled_line(model: Any, **options: Any) -> Line:
+    """What a user gets by one option: a static cache, and each step's call as a CUDA graph.
+
+    The cache has room for the longest prompt from the beginning, since another size is compiled
+    again. A hook that counts calls would be compiled too, so its calls are its tokens.
+
+    Args:
+        model: a causal LM of `transformers`.
+        options: more arguments of `generate`.
+    """
+    given = {"cache_implementation": "static", **options}
+    inner = _transformers(model, given)
+
+    def decode(prompt: list[int], tokens: int) -> tuple[list[int], Stages, list[int]]:
+        output, _, _ = inner(prompt, tokens)
+        return output, {"calls": len(output)}, []
+
+    def prepare(longest: int, tokens: int) -> None:
+        for _ in range(2):  # graphs are recorded after a first call
+            generate_with_transformers(
+                model, [1] * longest, tokens, [], min_new_tokens=tokens, **given
+            )  # fmt: skip
+
+    return Line(COMPILED, decode, counts_calls=True, prepare=prepare)
 
 
 class HeadsChain(CandidateGenerator):

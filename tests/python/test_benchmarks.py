@@ -20,6 +20,7 @@ pytest.importorskip("jinja2")
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    CompileConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -192,3 +193,26 @@ def test_the_example_is_a_typical_answer(load: Any) -> None:
     for run in ours.runs:
         run.accepted.clear()
     assert bench.pick_example([greedy, ours], rows, prompts, tokenizer) is None
+
+
+def test_the_compiled_line_is_greedy_and_compiles_before_it_is_measured(load, folder):
+    """On a CPU, where transformers compiles only if it is made to."""
+    bench, lines = load("bench_llm"), load("llm_lines")
+    assert lines.why_not_compiled("cpu") == "transformers compiles on a GPU"
+    model = LlamaForCausalLM.from_pretrained(folder).eval()
+    made, skipped = lines.make_lines(model, model, {}, quick=True)
+    assert lines.COMPILED in skipped
+    assert lines.COMPILED not in [line.name for line in made]
+    config = CompileConfig(backend="eager")
+    config._compile_all_devices = True
+    line = lines.make_compiled_line(model, compile_config=config)
+    line.prepare(40, 12)
+    counters = torch._dynamo.utils.counters["stats"]
+    compiled = counters["unique_graphs"]
+    assert compiled > 0
+    counter = bench.CallCounter(model)
+    for prompt in ([3, 4, 5], [7] * 30, [2] * 40):
+        greedy = made[0].run(prompt, 12, counter)
+        assert line.run(prompt, 12, counter)[:2] == greedy[:2]  # tokens and calls
+    assert counters["unique_graphs"] == compiled
+    torch._dynamo.reset()
