@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"files": 138, "lines": 26_725, "public names": 96}
+LIMITS = {"files": 138, "lines": 26_790, "public names": 96}
 OPTIONS = 129
 STEP = {"files": 14, "lines": 3_230, "functions": 51}  # by what a step measures
 
