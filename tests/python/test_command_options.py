@@ -50,6 +50,10 @@ LINES: list[tuple[str, str, dict[str, Any]]] = [
      "--memory 5M --trust-remote-code",
      f"lattice_bpd.cli.options.find_pretrained {TRAIN}Corpus {TRAIN}train_corpus",
      {**READ, **ESTIMATED, "order": 2, "memory": "5M", "name": "m", "trust_remote_code": True}),
+    ("ngram train --words ids.txt -o out --normal-form NFKC --lowercase --min-word-count 3 "
+     "--vocab-size 9 --field body --boundaries paragraph", f"{TRAIN}word_corpus",
+     {"inputs": ["ids.txt"], "normal_form": "NFKC", "lowercase": True, "min_word_count": 3,
+      "vocab_size": 9, "field": "body", "boundaries": "paragraph"}),
     (f"ngram train in.counts -o out {ESTIMATE} --order 2 --memory 5M --threads 2",
      f"{TRAIN}train_counts", {**ESTIMATED, "order": 2, "memory": "5M", "threads": 2}),
     (f"ngram count ids.npy -o out --model m --vocab-size 9 {CORPUS} --order 2 --memory 5M --resume "
