@@ -136,6 +136,7 @@ def test_predictions_follow_the_tokens_that_were_verified(
     log_prob = 5.0 - np.log(np.exp(5.0) + VOCAB - 1)
     for one in found:
         for after, (token, score) in one.found.items():
+            assert -1 not in after
             assert token == next_token(list(after))
             assert score == pytest.approx(log_prob, abs=1e-5)
     assert num_rows / 2 < sum(len(one.found) for one in found) <= num_rows
