@@ -246,7 +246,7 @@ class SequenceSearch {
           if (member.cost < at->cost) *at = member;
           continue;
         }
-        // Nothing before it refers to those behind it.
+        // Members before it have no back-pointers to positions that this moves.
         members->insert(at, member);
       }
     }

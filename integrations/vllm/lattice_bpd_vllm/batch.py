@@ -34,7 +34,7 @@ class EngineStep(NamedTuple):
         layout: where these N tokens are in the engine's KV cache; None without features.
         tenants: whom each request is of; None: all of one.
         predictions: the target's most probable next tokens after the tokens of this step; None:
-            the engine does not show logits, or nobody reads them.
+            the engine does not show logits, or its drafter does not use them.
     """
 
     kept: Sequence[Sequence[int]]

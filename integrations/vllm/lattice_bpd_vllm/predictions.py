@@ -12,6 +12,7 @@ from lattice_bpd import _core
 from lattice_bpd.draft.mixture import NUM_PREDICTIONS
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep
+from lattice_bpd_vllm.rows import first_rows
 
 
 class StepPredictions(NamedTuple):
@@ -47,17 +48,17 @@ def add_predictions(
     if found is None:
         return
     counts = [0] * len(step.kept) if step.verified is None else step.verified
-    starts = np.cumsum([0, *counts]).tolist()
+    rows_of = first_rows(counts)
     for request, length, text in zip(batch.requests, batch.lengths, texts, strict=True):
-        before, start = length - len(step.kept[request]), starts[request]
+        before, row = length - len(step.kept[request]), rows_of[request]
         if before == 0:
             continue
         chain = [step.token_ids.item(request, before - 1)]
+        start = row - request  # each request before it has a row more than draft tokens
         for token in found.draft_token_ids[start : start + counts[request]]:
             if not 0 <= token < vocab_size:
                 break  # padding, and what follows it
             chain.append(token)
-        row = start + request  # each request has a row more than draft tokens
         rows = slice(row, row + len(chain))
         tree = _core.PrefixTree(chain, list(range(-1, len(chain) - 1)))
         text.add_predictions(before, tree, found.token_ids[rows], found.log_probs[rows])

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+def first_rows(num_draft_tokens: Sequence[int]) -> list[int]:
+    """The first row of each request, which has a row more than draft tokens."""
+    return list(accumulate((count + 1 for count in num_draft_tokens[:-1]), initial=0))
 
 
 def rows_of_last_tokens(
@@ -40,11 +46,7 @@ def rows_of_last_tokens(
                     f"request {request} kept {num_kept[request]} tokens without drafts; expected 1"
                 )
         return list(requests)
-    starts = []
-    start = 0
-    for count in num_draft_tokens:
-        starts.append(start)
-        start += count + 1
+    starts = first_rows(num_draft_tokens)
     rows = []
     for request in requests:
         kept = num_kept[request]
