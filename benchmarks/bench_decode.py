@@ -126,7 +126,7 @@ def time_calls(subject: Subject, rounds: int) -> list[dict[str, Any]]:
 
     from lattice_bpd.verify import CausalLMTarget, PrefixTree
     from lattice_bpd.verify import verify_trees as verify
-    from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
+    from lattice_bpd.verify.rows import Rows
 
     target = CausalLMTarget(subject.model)
     shapes = [("tree", n) for n in (1, 9, 18, 36, 72, 144)] + [("rows", n) for n in (36, 144)]
@@ -139,7 +139,7 @@ def time_calls(subject: Subject, rounds: int) -> list[dict[str, Any]]:
                 tree = PrefixTree.from_drafts(1, chains)
                 if layout == "tree":
                     tree = PrefixTree.from_drafts(1, [[r] for r in range(tokens - 1)])
-                state = BatchCache(StackedCache.from_cache(cache, 160))
+                state = Rows.from_cache(cache, num_free=160)
                 verified = verify(target, state, [tree], layout=layout)
                 samples[layout, tokens].append(verified.target_seconds)
     one = median(samples["tree", 1])

@@ -29,7 +29,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 from lattice_bpd.decode import Certificate, Drafter, decode
 from lattice_bpd.decode.certificate.certificate import MarginSelector
 from lattice_bpd.decode.state.text_rules import TextRules
-from lattice_bpd.verify import PrefixTree, batch_cache, layout
+from lattice_bpd.verify import PrefixTree, rows, verification
 from lattice_bpd.verify.target import CausalLMTarget
 from lattice_bpd_conformance.cases import Case, find_class, random_prompts
 from lattice_bpd_conformance.check import Checker
@@ -261,24 +261,21 @@ def _unchecked(_: Any, __: Tensor, candidates: Any, best: int) -> int:
 
 
 def _moves(change: Callable[..., Any]) -> Callable[[float], Any]:
-    return lambda _: _replace(batch_cache, "move_positions", lambda right: change(right))
+    return lambda _: _replace(rows._Stack, "move", lambda right: change(right))
 
 
 def _from_next(right: Any) -> Any:
-    def move(cache: Any, start: int, sources: Any) -> None:
-        right(cache, start, [[max(0, source - 1) for source in row] for row in sources])
+    def move(stack: Any, starts: Any, sources: Any) -> None:
+        right(stack, starts, [[max(0, source - 1) for source in row] for row in sources])
 
     return move
 
 
 def _keeps_other_row(_: float) -> AbstractContextManager[Any]:
     def make(right: Any) -> Any:
-        def keep(self: Any, cache: Any, rows: Any, *arguments: Any, **named: Any) -> None:
-            right(self, cache, [max(0, row - 1) for row in rows], *arguments, **named)
+        return lambda self, kept, counts: right(self, [max(0, row - 1) for row in kept], counts)
 
-        return keep
-
-    return _replace(batch_cache.BatchCache, "keep_rows", make)
+    return _replace(rows.Rows, "keep_rows", make)
 
 
 def _padding_is_visible(_: float) -> AbstractContextManager[Any]:
@@ -293,9 +290,14 @@ def _padding_is_visible(_: float) -> AbstractContextManager[Any]:
 
 def _window_is_short(_: float) -> AbstractContextManager[Any]:
     def make(right: Any) -> Any:
-        return lambda state, ids, numbers, window: right(state, ids, numbers, window - 1)
+        def mask(target: Any, *arguments: Any) -> Any:
+            other = mock.Mock(wraps=target, device=target.device, dtype=target.dtype)
+            other.sliding_window = target.sliding_window and target.sliding_window - 1
+            return right(other, *arguments)
 
-    return _replace(layout, "_too_far", make)
+        return mask
+
+    return _replace(verification, "mask_attention", make)
 
 
 def _processors_are_skipped(_: float) -> AbstractContextManager[Any]:
@@ -316,7 +318,7 @@ FAULTS = [
     Fault("cache: accepted nodes moved from one row before", _moves(_from_next)),
     Fault("cache: another draft's row is kept", _keeps_other_row, "rows"),
     Fault("batch: padding is visible", _padding_is_visible, "rows", 2),
-    Fault("batch: holes and padding are visible", _mask(_shows_all), "tree", 2),
+    Fault("batch: what is beyond a text's end is visible", _mask(_shows_all), "tree", 2),
     Fault("window: its last token is missing", _window_is_short),
     Fault("model: the last layer is skipped", _last_layer_skipped),
     Fault("logits: of the node before",

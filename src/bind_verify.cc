@@ -82,10 +82,10 @@ py::array_t<std::uint8_t> NodeMasks(const Trees& trees, std::size_t size) {
 }
 
 // -> (batch, 1, size, slots).
-py::array_t<float> AdditiveMasks(const Trees& trees, std::size_t size, std::size_t width,
+py::array_t<float> AdditiveMasks(const Trees& trees, const Starts& starts, std::size_t size,
                                  std::size_t slots, float lowest) {
   py::array_t<float> masks({trees.size(), std::size_t{1}, size, slots});
-  WriteAdditiveMasks(trees, size, width, slots, lowest, masks.mutable_data());
+  WriteAdditiveMasks(trees, starts, size, slots, lowest, masks.mutable_data());
   return masks;
 }
 
@@ -274,32 +274,41 @@ void ApplyLinearOf(const std::array<std::size_t, 3>& shape, const std::string& f
 
 using Buffers = std::vector<Array<std::uint8_t>>;
 
-// (layers, batch, heads, positions, bytes).
+// (layers, rows, heads, positions, bytes).
 SlotBuffer ToSlotBuffer(Array<std::uint8_t>& buffer) {
   if (buffer.ndim() != 5) {
     throw ValueError(StrCat("a cache's buffer has ", buffer.ndim(),
-                            " dimensions; expected layers, batch, heads, positions and bytes"));
+                            " dimensions; expected layers, rows, heads, positions and bytes"));
   }
   const auto size = [&](int axis) { return static_cast<std::size_t>(buffer.shape(axis)); };
   return {buffer.mutable_data(), size(0), size(1), size(2), size(3), size(4)};
 }
 
 // Buffers are changed in place.
-void MoveSlotsOf(Buffers buffers, std::size_t start,
+void MoveSlotsOf(Buffers buffers, const std::vector<std::size_t>& starts,
                  const std::vector<std::vector<std::size_t>>& sources) {
-  for (Array<std::uint8_t>& buffer : buffers) MoveSlots(ToSlotBuffer(buffer), start, sources);
+  for (Array<std::uint8_t>& buffer : buffers) MoveSlots(ToSlotBuffer(buffer), starts, sources);
 }
 
-// Buffers of `to` are changed in place; each has its counterpart in `from`.
-void CopySlotsOf(Buffers from, const std::vector<std::size_t>& rows, Buffers to,
-                 std::size_t first_row, std::size_t start, std::size_t count) {
-  if (from.size() != to.size()) {
-    throw ValueError(StrCat("found ", from.size(), " buffers to copy slots from and ", to.size(),
-                            " to copy them to; expected as many"));
+// Buffers are changed in place; copies: row, another row, and the first slot and that after the
+// last.
+void CopySlotsOf(Buffers buffers, const std::vector<std::array<std::size_t, 4>>& copies) {
+  std::vector<SlotCopy> all;
+  for (const std::array<std::size_t, 4>& one : copies) {
+    all.push_back({one[0], one[1], one[2], one[3]});
   }
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    CopySlots(ToSlotBuffer(from[i]), rows, ToSlotBuffer(to[i]), first_row, start, count);
-  }
+  for (Array<std::uint8_t>& buffer : buffers) CopySlots(ToSlotBuffer(buffer), all);
+}
+
+// Of tensors in memory that the caller keeps, with strides in numbers. shape: rows, heads, slots,
+// bytes of a slot.
+void WriteSlotsOf(const std::array<std::size_t, 4>& shape, std::ptrdiff_t itemsize,
+                  const Heads& from, const Heads& to, std::size_t capacity, const Starts& starts) {
+  const auto rows = [&](const Heads& heads) -> SlotRows {
+    return {reinterpret_cast<unsigned char*>(heads[0]), heads[1] * itemsize, heads[2] * itemsize,
+            heads[3] * itemsize};
+  };
+  WriteSlots(rows(from), {shape[0], shape[1], shape[2], shape[3]}, rows(to), capacity, starts);
 }
 
 }  // namespace
@@ -378,14 +387,14 @@ void BindVerify(py::module_& m) {
         py::arg("node_rows").noconvert());
   m.def("tree_inputs", &TreeInputs, py::arg("trees"), py::arg("starts"), py::arg("size"));
   m.def("node_masks", &NodeMasks, py::arg("trees"), py::arg("size"));
-  m.def("additive_masks", &AdditiveMasks, py::arg("trees"), py::arg("size"), py::arg("width"),
+  m.def("additive_masks", &AdditiveMasks, py::arg("trees"), py::arg("starts"), py::arg("size"),
         py::arg("slots"), py::arg("lowest"));
   m.def("row_inputs", &RowInputs, py::arg("trees"), py::arg("starts"));
-  m.def("move_slots", &MoveSlotsOf, py::arg("buffers").noconvert(), py::arg("start"),
+  m.def("move_slots", &MoveSlotsOf, py::arg("buffers").noconvert(), py::arg("starts"),
         py::arg("sources"));
-  m.def("copy_slots", &CopySlotsOf, py::arg("from_buffers").noconvert(), py::arg("rows"),
-        py::arg("to_buffers").noconvert(), py::arg("first_row"), py::arg("start"),
-        py::arg("count"));
+  m.def("copy_slots", &CopySlotsOf, py::arg("buffers").noconvert(), py::arg("copies"));
+  m.def("write_slots", &WriteSlotsOf, py::arg("shape"), py::arg("itemsize"), py::arg("source"),
+        py::arg("target"), py::arg("capacity"), py::arg("starts"));
 }
 
 }  // namespace lattice_bpd

@@ -93,6 +93,7 @@ __all__: list[str] = [
     "tune_weights",
     "use_thread_team",
     "with_words",
+    "write_slots",
 ]
 
 class BackoffLm:
@@ -485,8 +486,8 @@ class WordState:
 
 def additive_masks(
     trees: collections.abc.Sequence[PrefixTree],
+    starts: collections.abc.Sequence[_Int],
     size: _Int,
-    width: _Int,
     slots: _Int,
     lowest: _Float,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
@@ -544,12 +545,10 @@ def context_probs_of_rows(
     """
 
 def copy_slots(
-    from_buffers: list[numpy.typing.NDArray[numpy.uint8]],
-    rows: collections.abc.Sequence[_Int],
-    to_buffers: list[numpy.typing.NDArray[numpy.uint8]],
-    first_row: _Int,
-    start: _Int,
-    count: _Int,
+    buffers: list[numpy.typing.NDArray[numpy.uint8]],
+    copies: collections.abc.Sequence[
+        typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(4)"]
+    ],
 ) -> None: ...
 def count_into_runs(
     vocabulary: Vocabulary,
@@ -719,7 +718,7 @@ def merge_runs(runs: collections.abc.Sequence[bytes]) -> bytes:
 
 def move_slots(
     buffers: list[numpy.typing.NDArray[numpy.uint8]],
-    start: _Int,
+    starts: collections.abc.Sequence[_Int],
     sources: collections.abc.Sequence[collections.abc.Sequence[_Int]],
 ) -> None: ...
 def node_masks(
@@ -935,3 +934,11 @@ def tune_weights(
 ) -> list[float]: ...
 def use_thread_team(parallel_for: _Int, count_threads: _Int) -> None: ...
 def with_words(lm: BackoffLm, lines: bytes) -> BackoffLm: ...
+def write_slots(
+    shape: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(4)"],
+    itemsize: _Int,
+    source: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(4)"],
+    target: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(4)"],
+    capacity: _Int,
+    starts: collections.abc.Sequence[_Int],
+) -> None: ...

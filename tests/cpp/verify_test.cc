@@ -44,19 +44,22 @@ TEST_CASE("a tree is a row") {
 TEST_CASE("additive masks say what node masks say") {
   const PrefixTree tree = Example(), lone = TreeOfDrafts(4, Rows({6, 6}, 2));
   const std::vector<const PrefixTree*> trees = {&tree, &lone};
-  const std::size_t size = 8, width = 3, slots = 13;
+  const std::size_t size = 8, slots = 13;
+  const Ids starts = {3, 5};
   std::vector<std::uint8_t> sees(2 * size * size, 7);
   WriteNodeMasks(trees, size, sees.data());
   std::vector<float> masks(2 * size * slots, 7.0F);
-  WriteAdditiveMasks(trees, size, width, slots, -9.0F, masks.data());
+  WriteAdditiveMasks(trees, starts, size, slots, -9.0F, masks.data());
   for (std::size_t row = 0; row < 2 * size; ++row) {
+    const auto width = static_cast<std::size_t>(starts[row / size]);
     for (std::size_t slot = 0; slot < slots; ++slot) {
       const bool is_new = slot >= width && slot < width + size;
       const bool seen = slot < width || (is_new && sees[row * size + slot - width] == 1);
       CHECK(masks[row * slots + slot] == (seen ? 0.0F : -9.0F));
     }
   }
-  CHECK_THROWS_AS(WriteAdditiveMasks(trees, size, width, 10, -9.0F, masks.data()), ValueError);
+  CHECK_THROWS_AS(WriteAdditiveMasks(trees, starts, size, 12, -9.0F, masks.data()), ValueError);
+  CHECK_THROWS_AS(WriteAdditiveMasks(trees, {}, size, slots, -9.0F, masks.data()), ValueError);
 }
 
 TEST_CASE("every path is a row") {
@@ -65,10 +68,12 @@ TEST_CASE("every path is a row") {
   const RowLayout rows = LayOutRows(std::vector<const PrefixTree*>{&tree, &lone}, starts);
   CHECK(rows.num_rows == 4u);
   CHECK(rows.size == 4u);
-  CHECK(rows.token_ids == (Ids{3, 5, 7, 9, 3, 5, 7, 2, 3, 1, 7, 0, 4, 0, 0, 0}));
-  CHECK(rows.positions == (Ids{10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 12, 20, 20, 20, 20}));
-  CHECK(rows.sequences == (Ids{0, 0, 0, 1}));
-  CHECK(rows.node_rows == (std::vector<Ids>{{8, 5, 6, 3, 7, 9, 10}, {12}}));
+  CHECK(rows.token_ids == (Ids{3, 5, 7, 9, 4, 0, 0, 0, 3, 5, 7, 2, 3, 1, 7, 0}));
+  CHECK(rows.positions == (Ids{10, 11, 12, 13, 20, 20, 20, 20, 10, 11, 12, 13, 10, 11, 12, 12}));
+  CHECK(rows.sequences == (Ids{0, 1, 0, 0}));
+  CHECK(rows.node_rows == (std::vector<Ids>{{12, 9, 10, 3, 11, 13, 14}, {4}}));
+  const PrefixTree nothing;
+  CHECK_THROWS_AS(LayOutRows(std::vector<const PrefixTree*>{&nothing}, Ids{1}), ValueError);
 }
 
 TEST_CASE("argmax takes the first of equals") {
@@ -127,41 +132,74 @@ TEST_CASE("copies what was there before") {
   std::vector<unsigned char> bytes(2 * 2 * 5 * 2);
   std::iota(bytes.begin(), bytes.end(), static_cast<unsigned char>(0));
   const SlotBuffer buffer = {bytes.data(), 2, 2, 1, 5, 2};
-  MoveSlots(buffer, 1, {{2, 1, 4}, {3}});
+  MoveSlots(buffer, {1, 1}, {{2, 1, 4}, {3}});
   const std::vector<unsigned char> wanted = {0,  1,  4,  5,  2,  3,  8,  9,  8,  9,  10, 11, 16, 17,
                                              14, 15, 16, 17, 18, 19, 20, 21, 24, 25, 22, 23, 28, 29,
                                              28, 29, 30, 31, 36, 37, 34, 35, 36, 37, 38, 39};
   CHECK(bytes == wanted);
-  CHECK_THROWS_AS(MoveSlots(buffer, 3, {{0, 1, 2}, {}}), ValueError);
-  CHECK_THROWS_AS(MoveSlots(buffer, 0, {{5}, {}}), ValueError);
-  CHECK_THROWS_AS(MoveSlots(buffer, 0, {{1}}), ValueError);
+  CHECK_THROWS_AS(MoveSlots(buffer, {3, 0}, {{0, 1, 2}, {}}), ValueError);
+  CHECK_THROWS_AS(MoveSlots(buffer, {0, 0}, {{5}, {}}), ValueError);
+  CHECK_THROWS_AS(MoveSlots(buffer, {0, 0}, {{1}}), ValueError);
   CHECK(bytes == wanted);
 }
 
-TEST_CASE("copies slots of rows to rows of another buffer") {
-  // Two layers, two heads, slots of one byte; two rows of four slots, three rows of five.
-  std::vector<unsigned char> from(2 * 2 * 2 * 4), to(2 * 3 * 2 * 5, 99);
-  std::iota(from.begin(), from.end(), static_cast<unsigned char>(0));
-  const SlotBuffer source = {from.data(), 2, 2, 2, 4, 1}, target = {to.data(), 2, 3, 2, 5, 1};
-  CopySlots(source, {1, 0}, target, 1, 1, 2);
+TEST_CASE("copies slots of rows to other rows") {
+  // Two layers, three rows, two heads, five slots of one byte.
+  std::vector<unsigned char> bytes(2 * 3 * 2 * 5);
+  std::iota(bytes.begin(), bytes.end(), static_cast<unsigned char>(0));
+  const std::vector<unsigned char> before = bytes;
+  const SlotBuffer buffer = {bytes.data(), 2, 3, 2, 5, 1};
+  CopySlots(buffer, {{0, 1, 1, 3}, {1, 2, 2, 4}, {1, 1, 0, 5}});
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    for (std::size_t row = 0; row < 3; ++row) {
-      for (std::size_t head = 0; head < 2; ++head) {
-        for (std::size_t slot = 0; slot < 5; ++slot) {
-          const bool copied = row > 0 && (slot == 1 || slot == 2);
-          const std::size_t wanted = ((layer * 2 + (2 - row)) * 2 + head) * 4 + slot;
-          CHECK(to[((layer * 3 + row) * 2 + head) * 5 + slot] == (copied ? wanted : 99));
-        }
+    const auto at = [&](std::size_t row, std::size_t head, std::size_t slot) {
+      return ((layer * 3 + row) * 2 + head) * 5 + slot;
+    };
+    for (std::size_t head = 0; head < 2; ++head) {
+      for (std::size_t slot = 0; slot < 5; ++slot) {
+        CHECK(bytes[at(0, head, slot)] == before[at(0, head, slot)]);
+        const bool is_first = slot == 1 || slot == 2;
+        CHECK(bytes[at(1, head, slot)] == before[at(is_first ? 0 : 1, head, slot)]);
+        const std::size_t second = slot == 2 ? 0 : slot == 3 ? 1 : 2;  // after the first copy
+        CHECK(bytes[at(2, head, slot)] == before[at(second, head, slot)]);
       }
     }
   }
-  const std::vector<unsigned char> before = to;
-  CHECK_THROWS_AS(CopySlots(source, {2}, target, 0, 0, 1), ValueError);     // no such row
-  CHECK_THROWS_AS(CopySlots(source, {0, 1}, target, 2, 0, 1), ValueError);  // nor there
-  CHECK_THROWS_AS(CopySlots(source, {0}, target, 0, 3, 2), ValueError);     // no such slots
-  const SlotBuffer other = {to.data(), 3, 2, 2, 5, 1};
-  CHECK_THROWS_AS(CopySlots(source, {0}, other, 0, 0, 1), ValueError);  // layers differ
-  CHECK(to == before);
+  const std::vector<unsigned char> after = bytes;
+  CHECK_THROWS_AS(CopySlots(buffer, {{0, 1, 0, 1}, {3, 0, 0, 1}}), ValueError);  // no such row
+  CHECK_THROWS_AS(CopySlots(buffer, {{0, 3, 0, 1}}), ValueError);                // nor there
+  CHECK_THROWS_AS(CopySlots(buffer, {{0, 1, 3, 6}}), ValueError);                // no such slots
+  CHECK_THROWS_AS(CopySlots(buffer, {{0, 1, 3, 2}}), ValueError);
+  CHECK(bytes == after);
+}
+
+TEST_CASE("writes new slots after each row's own") {
+  // Two rows, two heads, three slots of two bytes; heads or slots are nearer to each other.
+  for (const bool by_head : {true, false}) {
+    std::vector<unsigned char> from(2 * 2 * 3 * 2), to(2 * 2 * 8 * 2, 99);
+    std::iota(from.begin(), from.end(), static_cast<unsigned char>(0));
+    const SlotRows source = {from.data(), 12, by_head ? 6 : 2, by_head ? 2 : 4};
+    const SlotRows target = {to.data(), 32, 16, 2};
+    WriteSlots(source, {2, 2, 3, 2}, target, 8, Ids{1, 5});
+    for (std::size_t row = 0; row < 2; ++row) {
+      for (std::size_t head = 0; head < 2; ++head) {
+        for (std::size_t slot = 0; slot < 8; ++slot) {
+          const std::size_t start = row == 0 ? 1 : 5, index = slot - start;
+          const bool is_new = slot >= start && index < 3;
+          const std::size_t first =
+              row * 12 + (by_head ? head * 6 + index * 2 : head * 2 + index * 4);
+          for (std::size_t byte = 0; byte < 2; ++byte) {
+            CHECK(to[((row * 2 + head) * 8 + slot) * 2 + byte] == (is_new ? first + byte : 99));
+          }
+        }
+      }
+    }
+    const std::vector<unsigned char> before = to;
+    CHECK_THROWS_AS(WriteSlots(source, {2, 2, 3, 2}, target, 8, Ids{0, 6}), ValueError);
+    CHECK_THROWS_AS(WriteSlots(source, {2, 2, 3, 2}, target, 8, Ids{0, -1}), ValueError);
+    CHECK_THROWS_AS(WriteSlots(source, {2, 2, 3, 2}, target, 8, Ids{0}), ValueError);
+    CHECK_THROWS_AS(WriteSlots(source, {2, 2, 3, 2}, target, 2, Ids{0, 0}), ValueError);
+    CHECK(to == before);
+  }
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, rounding
-from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.rounding import logits_match
+from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import lay_out_tree
 from lattice_bpd_conformance.check import InformedHeads
 from planted_drafts import PlantedDrafts, randomize
@@ -101,7 +101,7 @@ def test_windows_that_count_cache_positions_are_refused_in_batches_and_trees(kin
         decode(model, PROMPTS[0], planted(kind, num_drafts=2)[0], layout="tree", **OPTIONS)
     if kind == "gpt_neo":  # a window that no text reaches does not matter
         config = copy.deepcopy(model.config)
-        config.window_size = window = 273 + 273 // 2  # 13 + 4 + 256 tokens of drafts, and holes
+        config.window_size = window = 273  # 13 + 4 + 256 tokens of drafts
         wide = type(model)(config).eval()
         wide.load_state_dict(model.state_dict(), strict=False)  # without the masks
         results = decode(wide, PROMPTS, NoDrafter(), max_new_tokens=4)
@@ -304,9 +304,10 @@ def test_each_layer_of_a_tree_call_is_given_its_own_window(kind):
     with torch.inference_mode():
         _, cache = target.read_prompts(text[:, :34])
         tree = PrefixTree.from_drafts(int(text[0, 34]), [text[0, 35:].tolist(), [1, 2]])
-        call = lay_out_tree(target, BatchCache(cache, [34]), [tree])
+        rows = Rows.from_cache(cache)
+        call = lay_out_tree(target, rows, [tree])
         logits = target(
-            call.input_ids, cache, attention_mask=call.attention_mask,
+            call.input_ids, rows, attention_mask=call.attention_mask,
             windowed_mask=call.windowed_mask, position_ids=call.position_ids,
         ).logits[0]  # fmt: skip
         wanted = model(input_ids=text, use_cache=False).logits[0, 34:]

@@ -14,8 +14,8 @@ from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.lattice.logits import top_k_on_device
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, Sampled, verify_trees
-from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.greedy import select_predictions
+from lattice_bpd.verify.rows import Rows
 from target_models import PROMPTS, RECURRENT, build_target, generated
 
 K = 5
@@ -55,7 +55,7 @@ def test_predictions_are_those_of_the_model_in_a_ragged_batch(kind, layout):
     first, cache = target.read_prompts(
         rows, (steps >= padding).long(), (steps - padding).clamp(min=0)
     )
-    state = BatchCache(StackedCache.from_cache(cache, 40), [len(p) for p in prompts])
+    state = Rows.from_cache(cache, [len(p) for p in prompts])
     exact = first.logits[:, -1].argmax(-1).tolist()
     trees = [
         PrefixTree.from_drafts(exact[0], [[4, 9, 6], [4, 5], [7]]),
@@ -140,7 +140,7 @@ def test_predictions_are_of_the_raw_logits(layout):
     first, cache = target.read_prompts(torch.tensor([prompt]))
     tree = PrefixTree.from_drafts(int(first.logits[0, -1].argmax()), [[4, 9], [2]])
     verified = verify_trees(
-        target, BatchCache(cache), [tree], layout=layout, selectors=[Reversing()],
+        target, Rows.from_cache(cache), [tree], layout=layout, selectors=[Reversing()],
         num_predictions=K,
     )  # fmt: skip
     assert_are_those_of_forward(model.base, prompt, verified.sequences[0].predictions)

@@ -107,10 +107,12 @@ def test_what_prompts_share_is_read_once(
 
     def compare(batch: Any) -> Any:
         """Before a step the keys of a row are those that the model computes of its whole text."""
+        batch._cache.set_lengths([len(text.tokens) - 1 for text in batch._texts])
         for row, text in enumerate(batch._texts if kind != "moshi" else ()):  # it has no mask
             ids, cache = torch.tensor([text.tokens[:-1]]), batch._target.new_cache()
             batch._target(ids, cache)
-            found = batch._cache.keys[:, row, :, : ids.shape[1]]
+            layers = batch._cache.read_text(row, ids.shape[1])
+            found = torch.cat([layer[0] for layer in layers])
             wanted = torch.cat([layer.keys for layer in cache.layers])
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
         yield from step(batch)
@@ -208,14 +210,12 @@ def test_a_batch_that_lacks_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_positions_of_a_batch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fits into 0.3 of 10 GB, of which torch holds 2: 4 bytes each of keys and values."""
-    of_part = {"device": torch.device("cuda"), "__getitem__": lambda *_: torch.zeros(1)}
-    kind = type("Part", (), of_part)
+    """What fits into 0.3 of 10 GB, of which torch holds 2, at 8 bytes a position."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8 * 10**9, 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 * 10**9)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10**9)
-    cache: Any = SimpleNamespace(keys=kind(), values=kind())
-    positions = generation._count_positions(cache)
+    cache: Any = SimpleNamespace(position_bytes=8)
+    positions = generation._count_positions(cache, torch.device("cuda"))
     assert positions == 3 * 10**9 // 8
     assert generation.count_rows(positions // 2, positions) == 2
     assert generation.count_rows(positions * 2, positions) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,13 +16,12 @@ from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of, plain_g
 from lattice_bpd.verify import (
     CausalLMTarget,
     PrefixTree,
-    batch_cache,
     greedy_tokens,
     verify_drafts,
     verify_trees,
 )
-from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
-from lattice_bpd.verify.cache import check_cache, crop_layers
+from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import follow_greedy
 
 DRAFTS = torch.tensor([[4, 9, 6], [4, 5, 0], [9, 5, 6]])
@@ -91,24 +89,21 @@ def draft_around(rng: np.random.Generator, wanted: list[int]) -> list[list[int]]
     return drafts
 
 
-def assert_cache_is_that_of(model, cache, tokens: list[int], slots: list[int]):
-    """Slots of one sequence hold the keys and values of reading its tokens at once."""
+def assert_cache_is_that_of(model, cache, tokens: list[int], row: int = 0):
+    """A row holds the keys and values of reading its tokens at once."""
     with torch.inference_mode():
         fresh = DynamicCache()
         model.base(input_ids=torch.tensor([tokens]), **{CACHE_NAME: fresh})
     for number, expected in enumerate(fresh.layers):
-        if isinstance(cache, StackedCache):
-            keys, values = cache.keys[number], cache.values[number]
-        else:
-            keys, values = cache.layers[number].keys, cache.layers[number].values
-        for kept, wanted in ((keys, expected.keys), (values, expected.values)):
-            torch.testing.assert_close(kept[:1, :, slots], wanted, rtol=1e-3, atol=1e-4)
+        layer = cache.layers[number]
+        for kept, wanted in ((layer.keys, expected.keys), (layer.values, expected.values)):
+            own = kept[row : row + 1, :, : len(tokens)]
+            torch.testing.assert_close(own, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("layout", ["tree", "rows"])
-@pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "dynamic"])
-def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout, stacked):
+def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout):
     model = model_of(kind)
     target = CausalLMTarget(model)
     rng = np.random.default_rng(5)
@@ -117,7 +112,7 @@ def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout, sta
         wanted = plain_greedy(model, prompt, 13)
         first, cache = read(target, prompt)
         tokens = [*prompt, int(first.logits[0, -1].argmax())]
-        state = BatchCache(StackedCache.from_cache(cache, 3) if stacked else cache)
+        state = Rows.from_cache(cache, num_free=3)
         for _ in range(2):
             rest = wanted[len(tokens) - length :]
             drafts = draft_around(rng, rest)
@@ -128,14 +123,29 @@ def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout, sta
             assert verified.token_ids == rest[: agree + 1]
             tokens += verified.token_ids
             assert state.lengths == [len(tokens) - 1]
-            assert int(state.cache.get_seq_length()) == len(tokens) - 1 == state.width
-            assert_cache_is_that_of(model, state.cache, tokens[:-1], list(range(len(tokens) - 1)))
+            assert int(state.get_seq_length()) == len(tokens) - 1 == state.width
+            assert_cache_is_that_of(model, state, tokens[:-1])
+
+
+@pytest.mark.parametrize("layout", ["tree", "rows"])
+def test_a_cache_of_transformers_is_extended_in_place(layout):
+    model = model_of("llama")
+    target, prompt = CausalLMTarget(model), [3, 1, 4]
+    wanted = plain_greedy(model, prompt, 12)
+    _, cache = read(target, prompt)
+    tokens = [*prompt, wanted[0]]
+    while len(tokens) < len(prompt) + 8:
+        rest = wanted[len(tokens) - len(prompt) :]
+        drafts = torch.tensor([[7, 7, 7], [*rest[:2], VOCAB - 1]])
+        tokens += verify_drafts(target, cache, tokens[-1], drafts, layout=layout).token_ids
+        assert tokens[len(prompt) :] == wanted[: len(tokens) - len(prompt)]
+        assert cache.get_seq_length() == len(tokens) - 1
+        assert_cache_is_that_of(model, cache, tokens[:-1])
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("layout", ["tree", "rows"])
-def test_ragged_batches_are_each_what_they_are_alone(kind, layout, monkeypatch):
-    monkeypatch.setattr(batch_cache, "MAX_HOLES", 6)
+def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
     model = model_of(kind)
     target = CausalLMTarget(model)
     rng = np.random.default_rng(6)
@@ -148,18 +158,18 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, layout, monkeypatch):
     first, cache = target.read_prompts(
         rows, (steps >= padding).long(), (steps - padding).clamp(min=0)
     )
-    state = BatchCache(StackedCache.from_cache(cache, 40), [len(p) for p in prompts])
+    state = Rows.from_cache(cache, [len(p) for p in prompts], 5)
     tokens = [[*p, int(t)] for p, t in zip(prompts, first.logits[:, -1].argmax(-1), strict=True)]
-    going, clean_ups = list(range(len(prompts))), 0
+    going = list(range(len(prompts)))
     for step in range(8):
         if step == 2:  # one sequence leaves
             state.keep_sequences([0, 1, 3])
             going.remove(2)
-        trees, before = [], state.width
+        trees = []
         for number in going:
             rest = wanted[number][len(tokens[number]) - len(prompts[number]) :]
             drafts = rng.integers(0, VOCAB, (2, 4)).tolist()
-            if number == going[step % 3]:  # in turn, so that the others get holes
+            if number == going[step % 3]:  # in turn, so that the others fall behind
                 others = draft_around(rng, rest) if step % 2 else [[(rest[0] + 1) % VOCAB]]
                 drafts = [*others, rest[:7]]
             trees.append(PrefixTree.from_drafts(tokens[number][-1], drafts))
@@ -169,26 +179,19 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, layout, monkeypatch):
             decoded = tokens[number][len(prompts[number]) :]
             assert decoded == wanted[number][: len(decoded)]
         assert state.lengths == [len(tokens[number]) - 1 for number in going]
-        longest, width = max(state.lengths), before + 8
-        due = width - longest >= max(6, longest // 2)  # holes are a third of the cache
-        assert state.width == (longest if due else width)
-        clean_ups += due
+        assert state.width == max(state.lengths)
         for row, number in enumerate(going):
-            parts = (part[:, row : row + 1] for part in (state.cache.keys, state.cache.values))
-            slots = np.flatnonzero(state.positions[row] >= 0).tolist()
-            assert state.positions[row][slots].tolist() == list(range(state.lengths[row]))
-            cache = StackedCache(*parts, state.width)
-            assert_cache_is_that_of(model, cache, tokens[number][:-1], slots)
-    assert 0 < clean_ups < 8
+            assert_cache_is_that_of(model, state, tokens[number][:-1], row)
 
 
 def test_a_target_without_masks_of_its_callers_falls_back_to_rows():
     model = copy.deepcopy(model_of("llama"))
-    model.base.config._attn_implementation = "flash_attention_2"
     target = CausalLMTarget(model)
+    _, cache = read(target, [1, 2])
+    model.base.config._attn_implementation = "flash_attention_2"
     assert "takes no custom mask" in target.refuses_tree()
     with pytest.raises(ValueError, match=r"not possible: .*custom mask.*; or use layout='rows'"):
-        verify_drafts(target, DynamicCache(), 3, DRAFTS, layout="tree")
+        verify_drafts(target, cache, 3, DRAFTS, layout="tree")
 
 
 def test_a_tree_probe_without_memory_is_tried_again(monkeypatch):
@@ -219,9 +222,5 @@ def test_a_sliding_cache_is_refused():
         check_cache(cache)
     with pytest.raises(ValueError, match="cannot be rolled back"):
         verify_drafts(CausalLMTarget(model), cache, 1, torch.tensor([[2]]))
-
-
-def test_a_cache_of_a_class_of_its_own_is_cropped_by_its_own_method():
-    calls = []
-    crop_layers(SimpleNamespace(layers=(), crop=calls.append), 3, 5)
-    assert calls == [-2]
+    with pytest.raises(ValueError, match="target's list cannot be rolled back"):
+        verify_drafts(CausalLMTarget(model), [], 1, torch.tensor([[2]]))

@@ -46,15 +46,17 @@ void WriteNodeMasks(TreeBatchView trees, std::size_t size, std::uint8_t* masks) 
   }
 }
 
-void WriteAdditiveMasks(TreeBatchView trees, std::size_t size, std::size_t width, std::size_t slots,
-                        float lowest, float* masks) {
-  if (slots < width + size) {
-    throw ValueError(StrCat("found ", slots, " slots for ", width, " old and ", size,
-                            " new ones; expected as many or more"));
-  }
+void WriteAdditiveMasks(TreeBatchView trees, Span<std::int64_t> starts, std::size_t size,
+                        std::size_t slots, float lowest, float* masks) {
+  CheckStarts(trees, starts);
   for (std::size_t b = 0; b < trees.size(); ++b) {
     const PrefixTree& tree = *trees[b];
     CheckFits(tree, size);
+    const auto width = static_cast<std::size_t>(starts[b]);
+    if (starts[b] < 0 || slots < size || width > slots - size) {
+      throw ValueError(StrCat("found ", slots, " slots for ", starts[b], " old and ", size,
+                              " new ones; expected as many or more"));
+    }
     for (std::size_t i = 0; i < size; ++i) {
       float* const row = masks + (b * size + i) * slots;
       const NodeNumber parent = i < tree.size() ? tree.nodes()[i].parent : kNoParent;
@@ -73,17 +75,21 @@ RowLayout LayOutRows(TreeBatchView trees, Span<std::int64_t> starts) {
   CheckStarts(trees, starts);
   RowLayout out;
   for (const PrefixTree* tree : trees) {
+    if (tree->size() == 0) throw ValueError("found a tree without nodes; expected an exact token");
     out.num_rows += tree->num_leaves();
     out.size = std::max(out.size, static_cast<std::size_t>(tree->max_depth()) + 1);
   }
   out.token_ids.assign(out.num_rows * out.size, 0);
   out.positions.resize(out.num_rows * out.size);
-  out.sequences.reserve(out.num_rows);
-  std::size_t row = 0;
+  out.sequences.resize(out.num_rows);
+  std::size_t further = trees.size();
   for (std::size_t b = 0; b < trees.size(); ++b) {
     const PrefixTree& tree = *trees[b];
     std::vector<std::int64_t> node_rows(tree.size());
-    for (const std::vector<NodeNumber>& path : tree.Paths()) {
+    const std::vector<std::vector<NodeNumber>> paths = tree.Paths();
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+      const std::vector<NodeNumber>& path = paths[i];
+      const std::size_t row = i == 0 ? b : further++;
       for (std::size_t column = 0; column < out.size; ++column) {
         const std::size_t at = row * out.size + column;
         const std::size_t depth = std::min(column, path.size() - 1);
@@ -93,8 +99,7 @@ RowLayout LayOutRows(TreeBatchView trees, Span<std::int64_t> starts) {
         out.token_ids[at] = tree.nodes()[node].token_id;
         node_rows[node] = static_cast<std::int64_t>(at);
       }
-      out.sequences.push_back(static_cast<std::int64_t>(b));
-      ++row;
+      out.sequences[row] = static_cast<std::int64_t>(b);
     }
     out.node_rows.push_back(std::move(node_rows));
   }

@@ -27,12 +27,13 @@ void LayOutTrees(TreeBatchView trees, Span<std::int64_t> starts, std::size_t siz
 // Fills (batch, size, size) of 0 and 1: which nodes see which, see WriteAncestorMask.
 void WriteNodeMasks(TreeBatchView trees, std::size_t size, std::uint8_t* masks);
 
-// Fills (batch, size, slots) of what is to be added to attention scores, 0 or `lowest`, where all
-// `width` old slots are seen and the new ones by the tree; later positions are masked.
-void WriteAdditiveMasks(TreeBatchView trees, std::size_t size, std::size_t width, std::size_t slots,
-                        float lowest, float* masks);
+// Fills (batch, size, slots) of what is to be added to attention scores, 0 or `lowest`: row b sees
+// its starts[b] old slots, and of those after them what its tree sees. Throws ValueError where they
+// do not fit.
+void WriteAdditiveMasks(TreeBatchView trees, Span<std::int64_t> starts, std::size_t size,
+                        std::size_t slots, float lowest, float* masks);
 
-// The paths of all trees, tree by tree.
+// The paths of all trees: row b has the first path of tree b; the others follow, tree by tree.
 struct RowLayout {
   std::size_t num_rows = 0;
   std::size_t size = 0;                 // tokens of a row: exact token and longest path

@@ -52,7 +52,7 @@ class DraftReader(CachedReader):
         Returns:
             (R, N, V) logits of the token after each node; N is the size of the largest forest.
         """
-        lengths, limit = list(texts.cache.lengths), self.model.max_positions
+        limit = self.model.max_positions
         call = lay_out_tree(self.model, texts.cache, list(forests))
         position_ids = call.position_ids
         if position_ids is not None and limit is not None:
@@ -60,13 +60,11 @@ class DraftReader(CachedReader):
             position_ids = position_ids.clamp(max=limit - 1)
         output = self.model(
             call.input_ids,
-            texts.cache.cache,
+            texts.cache,
             attention_mask=call.attention_mask,
             windowed_mask=call.windowed_mask,
             position_ids=position_ids,
         )
-        texts.cache.keep_nodes([[0]] * len(lengths), call.input_ids.shape[1])
-        texts.cache.roll_back(lengths)
         self.count(sum(map(len, forests)))
         return output.logits[..., : self.vocab_size]
 

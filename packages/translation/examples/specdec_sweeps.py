@@ -36,7 +36,6 @@ from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transfo
 from lattice_bpd.decode import DecodeStats, generate
 from lattice_bpd.verify import verify_trees
 from lattice_bpd.verify.acceptance import SpecDecPlusPlus
-from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd_kim2024.cli.evaluate_options import parse_list
 from lattice_bpd_kim2024.evaluate import Recording
@@ -238,8 +237,7 @@ def time_calls(models: Models, source: list[int], rounds: int = 15) -> dict[int,
             prompt = torch.tensor([target.decoder_prompt], device="cpu")
             _, cache = target.read_prompts(prompt, source=target.encode([source]))
             tree = PrefixTree.from_drafts(3, [[token] for token in range(4, 4 + size)])
-            state = BatchCache(cache, [prompt.shape[1]])
-            verified = verify_trees(target, state, [tree], layout="tree")
+            verified = verify_trees(target, cache, [tree], layout="tree")
             times.setdefault(size, []).append(1e3 * verified.target_seconds)
     return {size: sorted(of_size[1:])[rounds // 2] for size, of_size in times.items()}
 

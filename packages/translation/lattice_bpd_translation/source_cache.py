@@ -3,7 +3,7 @@
     source ids -> encoder -> states -> keys and values of every cross-attention layer
                                        (computed in the first call of the decoder, then only read)
 
-A SourceCache is a StackedCache of the decoder's tokens that also selects the rows of the sources,
+SourceRows are Rows of the decoder's tokens that also select the rows of the sources,
 so verification uses it like any other cache.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
-from lattice_bpd.verify.batch_cache import StackedCache
+from lattice_bpd.verify.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -75,54 +75,62 @@ class Source:
         )
 
 
-class SourceCache(StackedCache):
-    """The decoder's keys and values, and the sources of its rows.
+class SourceRows(Rows):
+    """The decoder's keys and values, and the sources of its texts.
 
     Attributes:
-        source: a row for each row of the cache.
+        source: a row for each row of the next call.
         paired: both, in the type that decoders of `transformers` use.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, width: int, source: Source) -> None:
-        super().__init__(keys, values, width)
-        self.set_source(source)
-
     def set_source(self, source: Source) -> None:
-        """Replace the sources."""
+        """Replace the sources, one for each text."""
+        self._of_texts = source
+        self._pair(source)
+
+    def _pair(self, source: Source) -> None:
         self.source = source
         self.paired = EncoderDecoderCache(self, _to_cache(source))
 
     @classmethod
-    def of_first_call(cls, cache: Any, source: Source) -> SourceCache:
+    def of_first_call(cls, cache: Any, source: Source) -> SourceRows:
         """Convert the EncoderDecoderCache that a decoder's first call has filled.
 
         Raises:
-            ValueError: layers of different shapes.
+            ValueError: layers that drop some keys.
         """
-        own = StackedCache.from_cache(cache.self_attention_cache, 0)
-        if own is None:
-            raise ValueError(
-                "decode: the decoder's layers keep keys and values of different shapes, or drop "
-                "some; expected full attention of one shape in every layer"
-            )
+        own: SourceRows = cls.from_cache(cache.self_attention_cache)
         layers: list[Any] = cache.cross_attention_cache.layers
-        read = Source(
-            source.token_ids,
-            source.states,
-            source.mask,
-            tuple(layer.keys for layer in layers),
-            tuple(layer.values for layer in layers),
+        own.set_source(
+            Source(
+                source.token_ids,
+                source.states,
+                source.mask,
+                tuple(layer.keys for layer in layers),
+                tuple(layer.values for layer in layers),
+            )
         )
-        return cls(own.keys, own.values, own.width, read)
+        return own
 
-    def select_sequences(self, sequences: Sequence[int]) -> None:
-        """See StackedCache; the sources are selected too."""
-        super().select_sequences(sequences)
-        self.set_source(self.source.select(sequences))
+    def source_of(self, number: int) -> Source:
+        """The source of a text, without padding."""
+        return self._of_texts.row(number)
 
-    def over(self, keys: Tensor, values: Tensor, sequences: Sequence[int]) -> StackedCache:
-        """See StackedCache; the sources are selected too."""
-        return SourceCache(keys, values, self.width, self.source.select(sequences))
+    def branch(self, texts: Sequence[int]) -> None:
+        """See Rows; the sources are selected too."""
+        super().branch(texts)
+        self._pair(self._of_texts.select(texts))
+
+    def keep_rows(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """See Rows; further rows leave the call."""
+        super().keep_rows(rows, counts)
+        if self.source is not self._of_texts:
+            self._pair(self._of_texts)
+
+    def keep_sequences(self, texts: Sequence[int]) -> None:
+        """See Rows; the sources are selected too."""
+        super().keep_sequences(texts)
+        self.set_source(self._of_texts.select(texts))
 
 
 def _to_cache(source: Source) -> Cache:

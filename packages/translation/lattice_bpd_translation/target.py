@@ -1,7 +1,7 @@
 """Encoder-decoders as targets: one encoder call, then verification with the decoder.
 
     source ids -> encoder -> Source          once per text
-    start token, exact tokens, drafts -> decoder over SourceCache -> logits      every call
+    start token, exact tokens, drafts -> decoder over SourceRows -> logits      every call
 
 Stern et al. 2018 and Xia et al. 2022 (SpecDec) draft and verify with such models.
 """
@@ -25,7 +25,7 @@ from lattice_bpd.verify.call_limits import CallLimits, Windows, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_tree_refusal
 from lattice_bpd.verify.target import TargetOutput
-from lattice_bpd_translation.source_cache import Source, SourceCache
+from lattice_bpd_translation.source_cache import Source, SourceRows
 
 
 class Seq2SeqTarget:
@@ -113,7 +113,7 @@ class Seq2SeqTarget:
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         source: Source | None = None,
-    ) -> tuple[TargetOutput, SourceCache]:
+    ) -> tuple[TargetOutput, SourceRows]:
         """The decoder's first call.
 
         Args:
@@ -152,7 +152,7 @@ class Seq2SeqTarget:
         if is_plain and seen and seen[-1] is not None:
             again = self.embedding(seen[-1])  # bit for bit: a scale, bias or cap makes a difference
             self._plain = again.dtype == output.logits.dtype and torch.equal(again, output.logits)
-        return last, SourceCache.of_first_call(cache, source)
+        return last, SourceRows.of_first_call(cache, source)
 
     def __call__(
         self,
@@ -163,7 +163,7 @@ class Seq2SeqTarget:
         windowed_mask: Tensor | None = None,  # noqa: ARG002
         position_ids: Tensor | None = None,
     ) -> TargetOutput:
-        """See TargetModel; the cache is a SourceCache."""
+        """See TargetModel; the cache is a SourceRows."""
         with self._at(position_ids):
             if not self._plain or has_own_call(self.base):
                 return self._call_whole(input_ids, cache.paired, cache.source, attention_mask)
@@ -204,7 +204,7 @@ class Seq2SeqTarget:
         source = self.encode([[0]])
         _, cache = self.read_prompts(torch.tensor([self.decoder_prompt[:1]], device=self.device),
                                      source=source)  # fmt: skip
-        cache.set_width(0)
+        cache.roll_back([0])
         return cache
 
     def _call_whole(

@@ -174,9 +174,10 @@ def _generate(
         if not kept or step == count - 1:
             break
         if len(kept) < len(active):
-            cache.select_sequences(kept)
+            cache.keep_sequences(kept)
             tokens, active = tokens[kept], [active[row] for row in kept]
         last = target(tokens[:, None], cache)
+        cache.keep_nodes([[0]] * len(active))
     return outputs
 
 

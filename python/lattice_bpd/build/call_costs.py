@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lattice_bpd.verify.batch_cache import BatchCache, StackedCache
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
+from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import verify_trees
 
 if TYPE_CHECKING:
@@ -65,18 +65,13 @@ def measure_costs(
     context = context_length(model)
     times: dict[int, list[float]] = {size: [] for size in sizes}
     with torch.inference_mode():
-        new_cache = _cache_maker(model, context)
+        new_state = _state_maker(model, context)
         for _ in range(rounds + 1):
             for size in sizes:
                 draft = token_text(model.vocab_size, size)
                 drafts = [draft] if model.target.is_recurrent else [[token] for token in draft]
                 tree = PrefixTree.from_drafts(1, drafts if draft else [])
-                cache = new_cache()
-                state: Any = (
-                    RecurrentCache(cache, context)
-                    if model.target.is_recurrent
-                    else BatchCache(StackedCache.from_cache(cache, size + 2) or cache)
-                )
+                state = new_state(size + 2)
                 start = now(model)
                 verify_trees(model.target, state, [tree], layout="auto")
                 times[size].append(1e3 * (now(model) - start))
@@ -93,18 +88,18 @@ def context_length(model: DraftingModel) -> int:
     return min(_CONTEXT, (model.max_positions or 2 * _CONTEXT) // 2)
 
 
-def _cache_maker(model: DraftingModel, context: int) -> Callable[[], Any]:
-    """Makes caches after some context that a call may extend."""
+def _state_maker(model: DraftingModel, context: int) -> Callable[[int], Any]:
+    """Makes caches after some context, with room for so many more tokens."""
     target: Any = model.target
     if target.decoder_prompt is None:
         prompt = torch.tensor([token_text(model.vocab_size, context)], device=model.device)
+        if target.is_recurrent:
+            return lambda _: RecurrentCache(target.read_prompts(prompt)[1], context)
         _, cache = target.read_prompts(prompt)
-        if StackedCache.from_cache(cache, 0) is not None:
-            return lambda: cache  # calls get a copy
-        return lambda: target.read_prompts(prompt)[1]
+        return lambda size: Rows.from_cache(cache, num_free=size)  # a copy
     source = target.encode([token_text(target.source_vocab_size, context)])
     prompt = torch.tensor([target.decoder_prompt], device=model.device)
-    return lambda: target.read_prompts(prompt, source=source)[1]
+    return lambda _: target.read_prompts(prompt, source=source)[1]
 
 
 def now(model: DraftingModel) -> float:

@@ -1,16 +1,16 @@
-"""Attention masks of a call over texts with holes, a window, or a static cache."""
+"""Inputs and masks of a call over texts of several lengths, a window, or a cache of fixed size."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from lattice_bpd.verify.batch_cache import BatchCache
+from lattice_bpd.verify.rows import Rows
 
 if TYPE_CHECKING:
     from lattice_bpd.verify.target import TargetModel
@@ -22,52 +22,50 @@ def lowest_number(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min
 
 
+def pad_left(
+    texts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Texts in one call: (B, T) int64 ids; mask and positions, None where all are equally long."""
+    longest = max(map(len, texts))
+    padding = torch.tensor([[longest - len(text)] for text in texts], device="cpu")
+    ids = torch.tensor([[*[0] * (longest - len(text)), *text] for text in texts], device=device)
+    if not padding.any():
+        return ids, None, None
+    steps = torch.arange(longest, device="cpu").expand(len(texts), -1)
+    return ids, (steps >= padding).long().to(device), (steps - padding).clamp(min=0).to(device)
+
+
 def mask_attention(
     target: TargetModel,
-    state: BatchCache,
+    state: Rows,
     attends: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     position_ids: Tensor,
-    sequences: range | list[int],
+    texts: Sequence[int],
 ) -> tuple[Tensor, Tensor | None]:
     """(R, 1, T, P) floats to be added to attention scores, and the same within the window.
 
     Args:
         target: names device, dtype and window.
-        state: cache positions before this call.
+        state: the texts before this call.
         attends: (R, T, T) bool, the new tokens that each new token attends to.
         position_ids: (R, T) int64 of the new tokens.
-        sequences: the sequence of each row.
+        texts: of each row.
     """
-    lowest = lowest_number(target.dtype)
-    block = torch.zeros(attends.shape, dtype=target.dtype, device=target.device)
-    block.masked_fill_(torch.from_numpy(~attends).to(target.device), lowest)
-    if state.positions is None:
-        mask = F.pad(block, (state.width, 0))
-    else:
-        holes = torch.from_numpy(state.positions[sequences] < 0).to(target.device)
-        old = block.new_zeros((len(attends), 1, state.width)).masked_fill_(holes[:, None], lowest)
-        mask = torch.cat([old.expand(-1, attends.shape[1], -1), block], dim=2)
-    windowed = None
-    if target.sliding_window is not None:
-        windowed = mask.masked_fill(
-            _too_far(state, position_ids, sequences, target.sliding_window), lowest
-        )
-    # Free positions of a static cache are among the keys of a call.
-    free = state.free_positions(attends.shape[1])
-    if free > 0:
-        mask = F.pad(mask, (0, free), value=lowest)
-        windowed = None if windowed is None else F.pad(windowed, (0, free), value=lowest)
-    return mask.unsqueeze(1), None if windowed is None else windowed.unsqueeze(1)
+    device, size = target.device, attends.shape[1]
+    starts = torch.tensor([state.lengths[text] for text in texts], device=device)[:, None]
+    steps = torch.arange(state.reads(size), device=device)
+    new = starts + steps[:size]  # (R, T), where the new tokens are
+    hidden = (steps >= starts)[:, None].repeat(1, size, 1)
+    hidden.scatter_(2, new[:, None].expand(-1, size, -1), torch.from_numpy(~attends).to(device))
+    window, lowest = target.sliding_window, lowest_number(target.dtype)
+    if window is None:
+        return _to_floats(hidden, target.dtype, lowest), None
+    positions = steps.repeat(len(starts), 1).scatter_(1, new, position_ids)
+    far = position_ids[:, :, None] - positions[:, None] >= window
+    both = (_to_floats(part, target.dtype, lowest) for part in (hidden, hidden | far))
+    return next(both), next(both)
 
 
-def _too_far(
-    state: BatchCache, position_ids: Tensor, sequences: range | list[int], window: int
-) -> Tensor:
-    """(R, T, P) bool: the cache positions outside the sliding window of each new token."""
-    if state.positions is None:
-        old = torch.arange(state.width, device=position_ids.device).expand(len(sequences), -1)
-    else:
-        old = torch.from_numpy(state.positions[sequences]).to(position_ids)
-    positions = torch.cat([old, position_ids], dim=1)
-    distance = position_ids[:, :, None] - positions[:, None, :]
-    return distance >= window
+def _to_floats(hidden: Tensor, dtype: torch.dtype, lowest: float) -> Tensor:
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, lowest).unsqueeze(1)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.models.model_facts import attention_of, facts_of
-from lattice_bpd.verify.batch_cache import BatchCache, pad_left
+from lattice_bpd.verify.layout import pad_left
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import read_parts, texts_match
+from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import lay_out_rows
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3, 7, 9, 8, 5]
@@ -166,17 +167,15 @@ def _try_batch(target: Any, padded: bool) -> str | None:
 
 
 def _read_batch(target: Any, texts: list[list[int]]) -> Tensor:
-    """(V,) last logits of the last text, after two verifying calls that leave a hole in it."""
+    """(V,) last logits of the last text, of two verifying calls, of which it keeps less."""
     _, cache = target.read_prompts(*pad_left(texts, target.device))
-    state = BatchCache(cache, [len(text) for text in texts])
+    state = Rows.from_cache(cache, [len(text) for text in texts])
     counts = [3] * (len(texts) - 1) + [1]
     drafted = [token % target.vocab_size for token in (2, 3)]
     for drafts in (drafted, []):
         trees = [PrefixTree.from_drafts(4 % target.vocab_size, [drafts]) for _ in texts]
         call = lay_out_rows(target, state, trees)
-        output = call.run(target, state.cache)
-        kept = counts if drafts else [1] * len(texts)
-        width = call.input_ids.shape[1]
-        state.keep_rows(state.cache, list(range(len(texts))), kept, width, repeats=False)
+        output = call.run(target, state)
+        state.keep_rows(range(len(texts)), counts if drafts else [1] * len(texts))
     logits: Tensor = output.logits[-1, 0]
     return logits.float()

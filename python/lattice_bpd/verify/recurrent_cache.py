@@ -159,7 +159,7 @@ def _copy(layer: Any, number: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 class RecurrentCache:
-    """The cache of one text over a target with states, as BatchCache is for other targets.
+    """The cache of one text over a target with states, as Rows are for other targets.
 
     Args:
         cache: what the target's calls read and extend; it covers the prompt.
@@ -177,10 +177,6 @@ class RecurrentCache:
         self.pending: list[int] = []
         self._draft: list[int] = []
         self._snapshot: States = {}
-
-    def __len__(self) -> int:
-        """1: states of several texts cannot progress at different speeds."""
-        return 1
 
     def source_of(self, number: int) -> None:
         """None: there is no encoder."""

@@ -26,11 +26,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lattice_bpd import _core
-from lattice_bpd.verify.batch_cache import BatchCache
-from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import (
     BatchVerification,
     TokenSelector,
@@ -44,6 +41,7 @@ from lattice_bpd.verify.layout import lowest_number, mask_attention
 from lattice_bpd.verify.memory import refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, verify_chain
+from lattice_bpd.verify.rows import Rows
 
 if TYPE_CHECKING:
     from lattice_bpd.verify.target import TargetModel, TargetOutput
@@ -59,7 +57,7 @@ class Call(NamedTuple):
         position_ids: (R, T) int64; None if the target's own numbering is right.
         attention_mask: see TargetModel; None for the plain causal mask.
         windowed_mask: the same for layers with a sliding window, or None.
-        sequences: the sequence of each row; None for one row each, in order.
+        sequences: the sequence of each row, that of row b < B is b; None: there are B rows.
         indices: for each sequence, (n+1,) int64, the index row * T + column of the logits of its
             nodes; None if row b has those of sequence b in order.
     """
@@ -81,7 +79,7 @@ class Call(NamedTuple):
 
 def verify_trees(
     target: TargetModel,
-    state: BatchCache | RecurrentCache,
+    state: Rows | RecurrentCache,
     trees: list[PrefixTree],
     *,
     layout: str = "auto",
@@ -119,12 +117,12 @@ def verify_trees(
         return verify_chain(target, state, trees, layout, follow, num_predictions)
     layout = choose_layout(target, state, trees, layout)
     call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
-    cache, size = state.cache, call.input_ids.shape[1]
+    size = call.input_ids.shape[1]
     try:
         if call.sequences is not None:
-            cache = state.repeated(call.sequences, size)
+            state.branch(call.sequences)
         start = time.perf_counter()
-        output = call.run(target, cache)
+        output = call.run(target, state)
     except (RuntimeError, MemoryError) as error:
         refuse_call(error, call.input_ids.shape, len(trees), layout)
     seconds = time.perf_counter() - start
@@ -145,16 +143,15 @@ def verify_trees(
             index_of = logits_index(call.indices, number, size)
             verified[number].features = features[[index_of(node) for node in nodes]]
     if layout == "tree":
-        state.keep_nodes([nodes for nodes, _, _ in followed], size)
+        state.keep_nodes([nodes for nodes, _, _ in followed])
     else:
         rows = [end // size for _, _, end in followed]
-        counts = [len(nodes) for nodes, _, _ in followed]
-        state.keep_rows(cache, rows, counts, size, repeats=call.sequences is not None)
+        state.keep_rows(rows, [len(nodes) for nodes, _, _ in followed])
     shape = (call.input_ids.shape[0], size)
     return BatchVerification(verified, layout, seconds, shape, predict_seconds)
 
 
-def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
+def lay_out_tree(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> Call:
     """Exact token and tree nodes of each sequence as one row."""
     size = state.call_size(max(map(len, trees)))
     inputs = _core.tree_inputs(trees, state.lengths, size)
@@ -163,10 +160,10 @@ def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
     else:  # in one copy
         input_ids, position_ids = torch.from_numpy(np.stack(inputs)).to(target.device).unbind()
     masks: tuple[Tensor, Tensor | None]
-    if target.device.type == "cpu" and state.positions is None and target.sliding_window is None:
-        positions = state.width + size + state.free_positions(size)
+    if target.device.type == "cpu" and target.sliding_window is None:
         lowest = lowest_number(target.dtype)
-        mask = torch.from_numpy(_core.additive_masks(trees, size, state.width, positions, lowest))
+        added = _core.additive_masks(trees, state.lengths, size, state.reads(size), lowest)
+        mask = torch.from_numpy(added)
         masks = mask if target.dtype == torch.float32 else mask.to(target.dtype), None
     else:
         attends = _core.node_masks(trees, size).view(np.bool_)
@@ -174,7 +171,7 @@ def lay_out_tree(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
     return Call(input_ids, position_ids, *masks, None, None)
 
 
-def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]) -> Call:
+def lay_out_rows(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> Call:
     """Every path of the trees as a row, padded with token 0, whose logits are unused."""
     ids, texts, sequences, indices = _core.row_inputs(trees, state.lengths)
     repeats = sequences if len(sequences) > len(trees) else None
@@ -183,22 +180,16 @@ def lay_out_rows(target: TargetModel, state: BatchCache, trees: list[PrefixTree]
         # In `generate` the cache drops positions outside of the window. Ours keeps all of them,
         # and some models with a window do not mask it (Moshi).
         window = target.refuses_tree() is None
-    if state.positions is None and not window:
+    if state.is_even and not window:
         return Call(input_ids, None, None, None, repeats, indices)  # the target numbers them itself
     position_ids = torch.from_numpy(texts).to(target.device)
-    masks: tuple[Tensor, Tensor | None]
-    if target.sliding_window is None:
-        assert state.positions is not None
-        used = torch.from_numpy(state.positions[sequences] >= 0).to(target.device)
-        masks = F.pad(used.long(), (0, size), value=1), None
-    else:
-        attends = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
-        masks = mask_attention(target, state, attends, position_ids, sequences)
+    attends = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
+    masks = mask_attention(target, state, attends, position_ids, sequences)
     return Call(input_ids, position_ids, *masks, repeats, indices)
 
 
 def choose_layout(
-    target: TargetModel, state: BatchCache, trees: list[PrefixTree], layout: str = "auto"
+    target: TargetModel, state: Rows, trees: list[PrefixTree], layout: str = "auto"
 ) -> str:
     """The layout that `verify_trees` uses; see there.
 
@@ -256,9 +247,12 @@ def verify_drafts(
             f"verify_drafts: drafts has shape {tuple(drafts.shape)}; expected (drafts, slots) "
             "with one draft or more; give a (1, 0) tensor if there is nothing to verify"
         )
-    check_cache(cache)
     tree = PrefixTree.from_drafts(exact_token, drafts.tolist())
-    return verify_trees(model, BatchCache(cache), [tree], layout=layout).sequences[0]
+    rows = Rows.from_cache(cache, num_free=len(tree))
+    verified = verify_trees(model, rows, [tree], layout=layout).sequences[0]
+    if rows is not cache:
+        rows.write_to(cache)
+    return verified
 
 
 def follow_greedy(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,11 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import count_shared
-from lattice_bpd.verify.batch_cache import BatchCache, StackedCache, pad_left
-from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.cpu_kernels import lend_kernels
+from lattice_bpd.verify.layout import pad_left
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.probes import find_batch_refusal
+from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.target import CausalLMTarget
 from lattice_bpd.verify.verification import lay_out_rows
 
@@ -38,7 +37,7 @@ class ReadTexts:
         tokens: the tokens of each.
     """
 
-    cache: BatchCache
+    cache: Rows
     tokens: list[list[int]]
 
 
@@ -130,7 +129,7 @@ class CachedReader:
             return f"{type(self.model.base).__name__} has windows that count padding"
         return find_batch_refusal(self.model)
 
-    def read(self, cache: BatchCache, new: list[list[int]]) -> Tensor:
+    def read(self, cache: Rows, new: list[list[int]]) -> Tensor:
         """Read one new token or more of each row of a cache.
 
         Returns:
@@ -138,10 +137,9 @@ class CachedReader:
         """
         trees = [PrefixTree.from_drafts(tokens[0], [tokens[1:]]) for tokens in new]
         call = lay_out_rows(self.model, cache, trees)
-        output = call.run(self.model, cache.cache)
+        output = call.run(self.model, cache)
         counts = [len(tokens) for tokens in new]
-        size = call.input_ids.shape[1]
-        cache.keep_rows(cache.cache, list(range(len(new))), counts, size, repeats=False)
+        cache.keep_rows(range(len(new)), counts)
         self.count(sum(counts))
         last = torch.tensor(counts, device=output.logits.device) - 1
         return output.logits[torch.arange(len(new), device=last.device), last, : self.vocab_size]
@@ -149,10 +147,9 @@ class CachedReader:
     def _read_prompts(self, texts: list[list[int]]) -> tuple[ReadTexts, Tensor]:
         lengths = [len(text) for text in texts]
         output, cache = self.model.read_prompts(*pad_left(texts, self.model.device))
-        check_cache(cache)
         self.count(sum(lengths))
-        kept: Any = StackedCache.from_cache(cache, NUM_FREE) or cache
-        return ReadTexts(BatchCache(kept, lengths), texts), output.logits[:, -1, : self.vocab_size]
+        rows = Rows.from_cache(cache, lengths, NUM_FREE)
+        return ReadTexts(rows, texts), output.logits[:, -1, : self.vocab_size]
 
     def count(self, tokens: int) -> None:
         """Count a call of the model that read tokens."""

@@ -21,10 +21,10 @@ from lattice_bpd.decode.loop.arguments import Options
 from lattice_bpd.decode.loop.prompts import Prompts, read_prompts
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.greedy import Verification
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
+from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import verify_trees
 
 
@@ -36,7 +36,7 @@ class _Run:
     options: Options
     drafters: list[Drafter]
     states: list[DecodeState]
-    cache: BatchCache | RecurrentCache
+    cache: Rows | RecurrentCache
     seconds: dict[str, float]
     active: list[int] = field(default_factory=list)
     shapes: set[CallShape] = field(default_factory=set)
@@ -129,7 +129,7 @@ class _Run:
                     text = self.states[number].tokens
                     self.options.caches.keep(number, self.cache, row, text)
         kept = [row for row, n in enumerate(self.active) if self.states[n].finish is None]
-        if 0 < len(kept) < len(self.active) and isinstance(self.cache, BatchCache):
+        if 0 < len(kept) < len(self.active) and isinstance(self.cache, Rows):
             self.cache.keep_sequences(kept)
         self.active = [self.active[row] for row in kept]
 

@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import StaticCache
 
 from lattice_bpd.decode.loop.arguments import Options, check_evaluation_mode
 from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.models.forward import check_hidden
 from lattice_bpd.token_ids import integer_array
-from lattice_bpd.verify.batch_cache import MAX_HOLES, BatchCache, StackedCache, pad_left
-from lattice_bpd.verify.cache import check_cache
 from lattice_bpd.verify.greedy import NO_CANDIDATES, Verification, greedy_tokens
+from lattice_bpd.verify.layout import pad_left
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.preparation import find_reread
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, find_mixers
+from lattice_bpd.verify.rows import Rows
 
 _MAX_EXTRA_CAPACITY = 512  # cache positions allocated after the prompt; the cache can grow
 
@@ -82,7 +81,7 @@ def check_prompts(
 
 def read_prompts(
     model: DraftingModel, prompts: Prompts, options: Options
-) -> tuple[list[Verification], BatchCache | RecurrentCache]:
+) -> tuple[list[Verification], Rows | RecurrentCache]:
     """Read the prompts; the exact token after each with its hidden state, and the cache."""
     if options.streamer is not None and options.streams_prompt:
         options.streamer.put(torch.tensor(prompts.tokens, device="cpu"))
@@ -94,10 +93,6 @@ def read_prompts(
     _check_batch(model, lengths, options)
     model.target.reset_frequencies()
     initial: Any = None
-    if options.static_cache:
-        capacity = longest + options.limits[0] + options.max_draft_nodes + 1
-        with torch.device(model.device):  # its layers make counters without naming one
-            initial = StaticCache(config=model.target.base.config, max_cache_len=capacity)
     if prompts.sources is not None:
         encoding: Any = model.target
         initial = encoding.encode(prompts.sources)
@@ -107,19 +102,18 @@ def read_prompts(
         caches = options.caches if model.target.limits.allows_parts(longest) else None
         cached = None if caches is None else caches.read(model, prompts.tokens)
         output, cache = cached or model.target.read_prompts(input_ids, mask, positions, initial)
-    if not model.target.is_recurrent:
-        check_cache(cache)
     if isinstance(model.heads, HiddenStateHeads):
         check_hidden(model.target.base, output.hidden)
     options.reread_length = _find_reread(model, prompts, options)
-    capacity = min(_MAX_EXTRA_CAPACITY, max(options.limits) + options.max_draft_nodes)
-    stacked = None if options.static_cache else StackedCache.from_cache(cache, capacity)
-    kv_cache: Any = stacked or cache
+    most = max(options.limits) + options.max_draft_nodes + 1
     state = (
-        RecurrentCache(kv_cache, longest)
+        RecurrentCache(cache, longest)
         if model.target.is_recurrent
-        else BatchCache(kv_cache, lengths)
-    )
+        else Rows.from_cache(
+            cache, lengths, min(_MAX_EXTRA_CAPACITY, most),
+            longest + most if options.static_cache else None,
+        )
+    )  # fmt: skip
     tokens = _first_tokens(output.logits[:, -1], options)
     if model.heads is not None and model.num_slots is None:  # the first call sets it
         model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
@@ -227,9 +221,9 @@ def _exceeds_window(target: Any, longest: int, options: Options) -> str | None:
     if window is None:
         return None
     length = longest + max(options.limits) + options.max_draft_nodes
-    if length + max(MAX_HOLES, length // 2) <= window:
+    if length <= window:
         return None
     return (
         f"{type(target.base).__name__} has layers that see the last {window} cache positions, "
-        f"including padding, so they cannot see all of texts of up to {length} tokens in a batch"
+        f"so they cannot see all of texts of up to {length} tokens in a batch"
     )

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,9 +21,9 @@ from transformers.cache_utils import DynamicLayer
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.model_facts import version_of
 from lattice_bpd.token_ids import count_shared
-from lattice_bpd.verify.batch_cache import BatchCache
 from lattice_bpd.verify.cache import EMPTY
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
+from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.target import TargetOutput
 
 _RECORD = "_lattice_bpd_texts"  # attribute of a cache
@@ -153,9 +152,7 @@ class TextCaches:
         logits = torch.cat([output.logits for output in outputs])
         return TargetOutput(logits, torch.cat([output.hidden for output in outputs])), merged
 
-    def keep(
-        self, number: int, state: BatchCache | RecurrentCache, row: int, text: list[int]
-    ) -> None:
+    def keep(self, number: int, state: Rows | RecurrentCache, row: int, text: list[int]) -> None:
         """Keep a text that has ended.
 
         Args:
@@ -193,19 +190,12 @@ def _find_refusal(model: DraftingModel) -> str | None:
     return None
 
 
-def _take(state: BatchCache | RecurrentCache, row: int, token_ids: list[int]) -> CachedText | None:
+def _take(state: Rows | RecurrentCache, row: int, token_ids: list[int]) -> CachedText | None:
     """A copy of what a cache holds of one text; None for a recurrent state."""
     if isinstance(state, RecurrentCache):
         return None
     length = min(state.lengths[row], len(token_ids))
-    positions = state.positions
-    at = np.arange(state.width) if positions is None else positions[row]
-    columns = torch.from_numpy(np.flatnonzero((at >= 0) & (at < length)))
-    layers = [
-        tuple(part[row : row + 1].index_select(2, columns.to(part.device)) for part in layer)
-        for layer in _layers_of(state.cache)
-    ]
-    return CachedText(token_ids[:length], layers)
+    return CachedText(token_ids[:length], state.read_text(row, length))
 
 
 def _count_usable(model: DraftingModel, tokens: list[int], text: CachedText | None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules, merge_settings, prepare_rules
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
-from lattice_bpd.verify.batch_cache import StackedCache, StackedLayer
 from lattice_bpd.verify.greedy import NO_CANDIDATES, greedy_tokens
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
+from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.target import CausalLMTarget, TargetOutput
 
 _POSITIONS = 32_768  # cache positions of a batch, rows x longest text, on a CPU
@@ -130,28 +130,11 @@ class _Text(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Tokens, and buffers (L, 1, heads, positions, D) of their keys and values."""
+    """Tokens, and the row of the cache or the copy of one that has their keys and values."""
 
     tokens: list[int]
-    buffers: list[Tensor]
-
-
-class _RowLayer(StackedLayer):  # type: ignore[no-untyped-call]
-    """One layer of a cache whose texts begin at position 0 and end anywhere: none ever moves."""
-
-    ends: tuple[Any, ...]  # the index of the next keys: rows, heads, positions
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write (R, heads, 1, D) keys and values after those of their rows; return all of them."""
-        self.width += 1
-        keys, values = (
-            buffer[self.number, : len(key_states)]
-            for buffer in (self.stack.keys, self.stack.values)
-        )
-        keys[self.ends], values[self.ends] = key_states[:, :, 0], value_states[:, :, 0]
-        return keys[:, :, : self.width], values[:, :, : self.width]
+    row: int = 0
+    saved: list[Tensor] | None = None
 
 
 class _Batch:
@@ -166,7 +149,7 @@ class _Batch:
         self._target, self._max_rows = model.target, max_rows
         # Longer prompts are read in one call, since not all models mask what is beyond a window.
         self._window = model.target.sliding_window or sys.maxsize
-        self._cache: StackedCache
+        self._cache: Rows
         self._texts: list[_Text] = []
         self._ended: list[_Text] = []  # the last one, whose row it still has if there are no others
         self._kept: dict[int, _Source] = {}  # for prompts that continue an ended text
@@ -195,19 +178,15 @@ class _Batch:
 
     @torch.inference_mode()
     def _can_start(self) -> bool:
-        """Whether texts may share calls, and the target's keys and values fit a StackedCache."""
+        """Whether texts may share calls."""
         target, windows = self._target, self._target.windows
         refusal = find_batch_refusal(target) or find_cache_refusal(target)
         if refusal or windows.by_cache_position is not None or windows.selected is not None:
             return False
         ids = torch.zeros(1, 1, dtype=torch.long, device=target.device)
-        cache = StackedCache.from_cache(target.read_prompts(ids)[1], 0)
-        if cache is not None:
-            self._cache = cache
-            layers = range(len(cache.layers))
-            self._positions = _count_positions(cache)
-            cache.layers = [_RowLayer(cache.stack, number, cache.width) for number in layers]
-        return cache is not None
+        self._cache = Rows.from_cache(target.read_prompts(ids)[1])
+        self._positions = _count_positions(self._cache, target.device)
+        return True
 
     @torch.inference_mode()
     def run(self) -> Iterator[Response]:
@@ -243,26 +222,23 @@ class _Batch:
             if 2 * (rows - active) < count:
                 return
             count, self._longest = min(count, rows - active), longest
-            if capacity > cache.keys.shape[3] or rows > cache.keys.shape[1]:
-                used = max((len(text.tokens) for text in self._texts), default=0)
-                wide = int(_GROWTH * capacity)
-                cache.stack.keys = _moved(cache.keys, rows, wide, active, used)
-                cache.stack.values = _moved(cache.values, rows, wide, active, used)
+            known_rows, known_positions = cache.shape
+            if capacity > known_positions or rows > known_rows:
+                texts = self._texts or self._ended
+                cache.set_lengths([len(text.tokens) - 1 for text in texts] or [0])
+                cache.reserve(rows, int(_GROWTH * capacity))
             yield from self._read([self.pop(waiting) for _ in range(count)], source, shared)
 
     def _find_start(self, prompt: list[int]) -> tuple[_Source, int]:
         """The text that shares most tokens with a prompt, and how many are worth a copy."""
-        sources = [_Source([], []), *self._kept.values()]
+        sources = [_Source([]), *self._kept.values()]
         texts = self._texts or self._ended
-        sources += [_Source(one.tokens[:-1], self._row(n)) for n, one in enumerate(texts)]
+        sources += [_Source(one.tokens[:-1], row) for row, one in enumerate(texts)]
         shared, number = max((count_shared(s.tokens, prompt), n) for n, s in enumerate(sources))
         shared = min(shared, len(prompt) - 1)
         # After a start attention needs a mask, and takes twice the time.
         is_worth = shared * (shared + _BALANCE) >= (len(prompt) - 1 - shared) ** 2
         return sources[number], shared if is_worth and len(prompt) <= self._window else 0
-
-    def _row(self, row: int) -> list[Tensor]:
-        return [buffer[:, row : row + 1] for buffer in (self._cache.keys, self._cache.values)]
 
     def _read(self, prompts: _Prompts, source: _Source, start: int) -> Iterator[Response]:
         """Read prompts but for their last token, and for `start` ones that the source has.
@@ -270,10 +246,12 @@ class _Batch:
         Padding follows the tokens, which do not see it; the tokens of the response replace it.
         """
         first, is_whole = len(self._texts), len(prompts[0][1]) > self._window
-        rows = slice(first, first + len(prompts))
-        keys, values = (buffer[:, rows] for buffer in (self._cache.keys, self._cache.values))
-        for buffer, old in zip((keys, values), source.buffers if start else [], strict=False):
-            buffer[:, :, :, :start] = old[:, :, :, :start].clone()  # it may be one of the rows
+        rows = range(first, first + len(prompts)) if start else ()
+        if source.saved is None:
+            self._cache.copy([(source.row, row, 0, start) for row in rows])
+        else:
+            for row in rows:
+                self._cache.load(source.saved, row, start)
         texts = [prompt[start:] if is_whole else prompt[start:-1] for _, prompt in prompts]
         for number, prompt in prompts:
             self._kept.pop(number, None)
@@ -282,7 +260,8 @@ class _Batch:
         if longest := max(map(len, texts)):
             padded = [text + [0] * (longest - len(text)) for text in texts]
             ids = torch.tensor(padded, device=self._target.device)
-            output, _ = self._target.read_prompts(ids, cache=StackedCache(keys, values, start))
+            part = self._cache.part(first, len(prompts), start)
+            output, _ = self._target.read_prompts(ids, cache=part)
             if is_whole:
                 yield from self._append(first, output)
 
@@ -291,9 +270,7 @@ class _Batch:
         cache, device = self._cache, self._target.device
         lengths = torch.tensor([[len(text.tokens) - 1] for text in self._texts], device=device)
         # A position that no text sees: without a mask some kernels are ten times slower.
-        cache.set_width(int(lengths.max()) + 1)
-        for layer in cast("list[Any]", cache.layers):
-            layer.ends = torch.arange(len(lengths), device=device), slice(None), lengths[:, 0]
+        cache.set_lengths([len(text.tokens) - 1 for text in self._texts], spare=1)
         mask, windowed = self._masks(lengths)
         output = self._target(
             torch.tensor([text.tokens[-1:] for text in self._texts], device=device), cache,
@@ -357,30 +334,20 @@ class _Batch:
             shared = min(count_shared(text.tokens, prompt), len(text.tokens) - 1)
             used = sum(len(source.tokens) for source in self._kept.values())
             if text.start <= shared <= _KEPT - used:
-                buffers = [buffer[:, :, :, :shared].clone() for buffer in self._row(row)]
-                self._kept[number] = _Source(text.tokens[:shared], buffers)
+                saved = self._cache.save(row, shared)
+                self._kept[number] = _Source(text.tokens[:shared], saved=saved)
         if row < len(self._texts):
-            self._texts[row], length = last, len(last.tokens) - 1
-            for old, new in zip(self._row(len(self._texts)), self._row(row), strict=True):
-                new[:, :, :, :length] = old[:, :, :, :length]
+            self._texts[row] = last
+            self._cache.copy([(len(self._texts), row, 0, len(last.tokens) - 1)])
 
 
-def _count_positions(cache: StackedCache) -> int:
+def _count_positions(cache: Rows, device: torch.device) -> int:
     """The most cache positions of a batch."""
-    device, parts = cache.keys.device, (cache.keys, cache.values)
     if device.type != "cuda":
         return _POSITIONS
     free = torch.cuda.mem_get_info(device)[0]
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(_SHARE * free / sum(part[:, :1, :, :1].nbytes for part in parts))
-
-
-def _moved(old: Tensor, rows: int, capacity: int, active: int, used: int) -> Tensor:
-    """Larger buffers of zeros, not NaN, beyond what is used."""
-    layers, _, heads, _, size = old.shape
-    new = old.new_zeros((layers, rows, heads, capacity, size))
-    new[:, :active, :, :used] = old[:, :active, :, :used]
-    return new
+    return int(_SHARE * free / cache.position_bytes)
 
 
 class _Rules:
