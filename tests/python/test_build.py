@@ -20,6 +20,7 @@ from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
 from lattice_bpd.build.job import split_chats
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate, load_drafter
+from lattice_bpd.decode.loop.engine import Engine
 from lattice_bpd.draft.mixture import KnownText
 from lattice_bpd.models import VocabularyHeads, load_heads
 from lattice_bpd.train.responses import collect, generation
@@ -224,13 +225,13 @@ def test_a_plan_counts_the_steps_of_a_batch(
     """As many as generation takes, and each row gets its tokens."""
     monkeypatch.setattr(generation, "_POSITIONS", positions)
     lengths = [5, 5, 6, 6, 7, 8, 9, 12, 15, 20, 30, 50, 60, 70, 80]
-    done, step = [], generation._Batch._step
+    done, step = [], Engine.step
 
-    def note(self: Any) -> Any:
-        done.append(len(self._texts))
-        yield from step(self)
+    def note(self: Any) -> None:
+        done.append(len(self.requests))
+        step(self)
 
-    monkeypatch.setattr(generation._Batch, "_step", note)
+    monkeypatch.setattr(Engine, "step", note)
     prompts = [[2 + n % 50 for n in range(length)] for length in lengths]
     model = build_target("llama")
     list(generation.generate_responses(model, prompts, NEW, stop_token_ids=(), batch_size=batch))

@@ -14,6 +14,7 @@ import torch
 from build_runs import chat_tokenizer
 from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
+from lattice_bpd.decode.loop.engine import Engine
 from lattice_bpd.train.responses import generation
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.formats import Chat
@@ -103,21 +104,21 @@ def test_what_prompts_share_is_read_once(
         read.append(ids.numel())
         return read_prompts(target, ids, *args, **options)
 
-    step = generation._Batch._step
+    step = Engine.step
 
-    def compare(batch: Any) -> Any:
+    def compare(engine: Any) -> Any:
         """Before a step the keys of a row are those that the model computes of its whole text."""
-        batch._cache.set_lengths([len(text.tokens) - 1 for text in batch._texts])
-        for row, text in enumerate(batch._texts if kind != "moshi" else ()):  # it has no mask
-            ids, cache = torch.tensor([text.tokens[:-1]]), batch._target.new_cache()
-            batch._target(ids, cache)
-            layers = batch._cache.read_text(row, ids.shape[1])
+        for row, one in enumerate(engine.requests if kind != "moshi" else ()):  # it has no mask
+            target, ids = engine.model.target, torch.tensor([one.state.tokens[:-1]])
+            cache = target.new_cache()
+            target(ids, cache)
+            layers = engine.cache.read_text(row, ids.shape[1])
             found = torch.cat([layer[0] for layer in layers])
             wanted = torch.cat([layer.keys for layer in cache.layers])
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
-        yield from step(batch)
+        step(engine)
 
-    monkeypatch.setattr(generation._Batch, "_step", compare)
+    monkeypatch.setattr(Engine, "step", compare)
     monkeypatch.setattr(CausalLMTarget, "read_prompts", count)
     head, turns = list(range(20, 50)), random_prompts(3, 9, 1)
     prompts = [head + tail for tail in random_prompts(8, 9, 2)]
@@ -202,9 +203,9 @@ def test_a_batch_that_lacks_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = random_prompts(3)
     list(generate_responses(model, prompts, 2))
     message = r"no memory to generate responses .* 9 GiB.*; lower the batch size"
-    for name in ("_step", "_find_start"):
+    for owner, name in ((Engine, "step"), (generation._Batch, "_find_start")):
         with monkeypatch.context() as patch:
-            patch.setattr(generation._Batch, name, lacks)
+            patch.setattr(owner, name, lacks)
             with pytest.raises(MemoryError, match=message):
                 list(generate_responses(model, prompts, 2))
 

@@ -74,6 +74,7 @@ class Verification:
         features: (n+1, F) float, the target's features of the exact token and the n accepted ones;
             after a prompt, of its tokens. None if the target provides none.
         predictions: of the tree that was verified; None: not requested.
+        states: (n+1, D) float, the hidden states that predicted the tokens; None: not requested.
     """
 
     token_ids: list[int]
@@ -81,6 +82,7 @@ class Verification:
     hidden: Tensor
     features: Tensor | None = None
     predictions: Predictions | None = None
+    states: Tensor | None = None
 
 
 @dataclass

@@ -39,7 +39,7 @@ class _Call:
 
     Attributes:
         starts: of each row of the call, the tokens before it.
-        width: the most of them, or more.
+        width: the most of them.
         is_even: whether all rows have as many.
     """
 
@@ -48,9 +48,9 @@ class _Call:
         self.width, self.is_even = 0, True
         self._index: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def set_starts(self, starts: Sequence[int], spare: int = 0) -> None:
-        """Set where each row's new tokens begin; `spare` positions more are read, and masked."""
-        self.starts, self.width, self._index = list(starts), max(starts) + spare, {}
+    def set_starts(self, starts: Sequence[int]) -> None:
+        """Set where each row's new tokens begin."""
+        self.starts, self.width, self._index = list(starts), max(starts), {}
         self.is_even = min(starts) == self.width
 
     def index(self, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -247,7 +247,7 @@ class Rows(Cache):
         self.capacity: int | None = None
         self._branches: list[tuple[int, int]] = []  # of rows from B on: text, tokens shared with it
         self._size = 1  # of calls on a cache of fixed size
-        self.set_lengths(lengths)
+        self._set_lengths(lengths)
 
     width = property(attrgetter("call.width"))
     is_even = property(attrgetter("call.is_even"))
@@ -390,18 +390,17 @@ class Rows(Cache):
     def roll_back(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[b]` tokens of each text."""
         self._branches = [(text, min(shared, lengths[text])) for text, shared in self._branches]
-        self.set_lengths(lengths)
+        self._set_lengths(lengths)
 
     def keep_sequences(self, texts: Sequence[int]) -> None:
         """Keep these texts, in this order; one may be kept several times."""
-        self._branches = []
         moved = [(old, new) for new, old in enumerate(texts) if old != new]
         if len(texts) > self.shape[0] or any(new in texts[new + 1 :] for _, new in moved):
             for stack in self._stacks:
                 stack.select(texts)
         else:  # no row that is copied later is written to
             self.copy([(old, new, 0, self.lengths[old]) for old, new in moved])
-        self.set_lengths([self.lengths[text] for text in texts])
+        self.set_texts([self.lengths[text] for text in texts])
 
     def part(self, first: int, count: int, length: int) -> Rows:
         """The same memory of `count` rows, as texts of which `length` tokens are known."""
@@ -451,17 +450,16 @@ class Rows(Cache):
 
     def _extend(self, counts: Iterable[int]) -> None:
         pairs = zip(self.lengths, counts, strict=True)
-        self.set_lengths([length + count for length, count in pairs])
+        self._set_lengths([length + count for length, count in pairs])
 
-    def set_lengths(self, lengths: Sequence[int], spare: int = 0) -> None:
-        """Set the tokens of each text, which may be others than before.
+    def set_texts(self, lengths: Sequence[int]) -> None:
+        """Set the tokens of B texts in the first B rows, which may be others than before."""
+        self._branches = []
+        self._set_lengths(lengths)
 
-        Args:
-            lengths: of B texts, in the first B rows.
-            spare: positions that calls read beyond those of the longest text.
-        """
+    def _set_lengths(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
-        self.call.set_starts(self.lengths, spare)
+        self.call.set_starts(self.lengths)
 
 
 def _group_layers(layers: Sequence[Any]) -> list[tuple[list[int], list[tuple[Tensor, ...]]]]:

@@ -85,6 +85,7 @@ def verify_trees(
     layout: str = "auto",
     selectors: Sequence[TokenSelector] | None = None,
     num_predictions: int = 0,
+    keep_hidden: bool = False,
 ) -> BatchVerification:
     """Verify the drafts of B sequences with one call of the target, and roll its cache back.
 
@@ -98,6 +99,7 @@ def verify_trees(
         selectors: one for each sequence instead of argmax, called along accepted paths only, once
             for each token, in order.
         num_predictions: k; the target's k most probable tokens after each node are returned too.
+        keep_hidden: whether `Verification.states` is set; not of a RecurrentCache.
 
     Returns:
         BatchVerification.
@@ -110,7 +112,7 @@ def verify_trees(
         with torch.inference_mode():
             return verify_trees(
                 target, state, trees, layout=layout, selectors=selectors,
-                num_predictions=num_predictions,
+                num_predictions=num_predictions, keep_hidden=keep_hidden,
             )  # fmt: skip
     follow = follow_greedy if selectors is None else partial(run_selectors, selectors)
     if isinstance(state, RecurrentCache):
@@ -137,11 +139,13 @@ def verify_trees(
         Verification(tokens, len(nodes) - 1, hidden[end], None, predicted)
         for (nodes, tokens, end), predicted in zip(followed, predictions, strict=True)
     ]
-    if output.features is not None:
-        features = output.features.flatten(0, 1)
+    features = None if output.features is None else output.features.flatten(0, 1)
+    if features is not None or keep_hidden:
         for number, (nodes, _, _) in enumerate(followed):
             index_of = logits_index(call.indices, number, size)
-            verified[number].features = features[[index_of(node) for node in nodes]]
+            rows = [index_of(node) for node in nodes]
+            verified[number].features = None if features is None else features[rows]
+            verified[number].states = hidden[rows] if keep_hidden else None
     if layout == "tree":
         state.keep_nodes([nodes for nodes, _, _ in followed])
     else:

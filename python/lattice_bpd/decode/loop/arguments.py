@@ -13,7 +13,6 @@ from lattice_bpd.arguments import check_int
 from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.text_rules import TextRules, TokenRecords
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
-from lattice_bpd.verify.greedy import TokenSelector
 from lattice_bpd.verify.target import TargetOutput
 
 MAX_NEW_TOKENS = 64
@@ -35,7 +34,6 @@ class Options:
         rules: logits processors and stopping criteria of each sequence; None: neither.
         prefill: reads the prompts instead of the target's `read_prompts`; takes the cache to fill,
             or None, and returns the same as `read_prompts`.
-        selectors: one for each sequence, instead of the acceptance rule's.
         records: of each sequence, filled by the loop; None: nothing is recorded.
         caches: KV caches that the texts continue, and that are filled with them; None: none.
         constraint: constraint on the new tokens; None: no constraint.
@@ -57,7 +55,6 @@ class Options:
     acceptance: Acceptance = field(default_factory=Exact)
     rules: list[TextRules] | None = None
     prefill: Callable[[Any], tuple[TargetOutput, Any]] | None = None
-    selectors: list[TokenSelector] | None = None
     records: list[TokenRecords] | None = None
     caches: TextCaches | None = None
     constraint: Any = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from lattice_bpd.decode.loop.arguments import (
     ending_stream,
     is_batch,
 )
-from lattice_bpd.decode.loop.loop import _Run
+from lattice_bpd.decode.loop.engine import Engine, Request
 from lattice_bpd.decode.loop.prompts import Prompts, check_prompts, read_prompts
 from lattice_bpd.decode.state.constraint import ConstrainedText
 from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
@@ -36,6 +35,7 @@ from lattice_bpd.extensions import CONSTRAINTS, load_extension
 from lattice_bpd.models.model_facts import described_once
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.cpu_kernels import kernels_in_call
+from lattice_bpd.verify.cudnn import WITHOUT_CUDNN_ATTENTION
 from lattice_bpd.verify.greedy import TokenSelector
 
 
@@ -261,33 +261,6 @@ def _one_for_each(drafter: Drafter | Sequence[Drafter], count: int) -> list[Draf
     return [drafter] * count
 
 
-class _WithoutCudnnAttention:
-    """Inside, torch takes none of cuDNN's attention, its first choice on NVIDIA's Hopper.
-
-    It makes a plan for each new shape, which takes longer than a call, and most calls have one. The
-    setting is the process's: the first thread that enters saves it, the last one restores it.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._saved = threading.Lock(), 0, True
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._saved = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-                torch.backends.cuda.enable_cudnn_sdp(False)
-
-    def __exit__(self, *_error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                torch.backends.cuda.enable_cudnn_sdp(self._saved)
-
-
-_WITHOUT_CUDNN_ATTENTION = _WithoutCudnnAttention()
-
-
 @torch.inference_mode()
 def run_loop(
     model: DraftingModel, prompts: Prompts, drafters: Sequence[Drafter], options: Options
@@ -303,74 +276,81 @@ def run_loop(
     Returns:
         A result for each prompt, in order.
     """
-    inner = _start_selectors(options, prompts)
+    rules = _start_selectors(options, prompts)
+    selectors: Sequence[TokenSelector | None] = rules
     constrained: list[ConstrainedText] | None = None
     if options.constraint is not None:
-        selectors: Sequence[TokenSelector | None] = inner or [None] * len(prompts.tokens)
         constrained = load_extension(CONSTRAINTS, "constraint")(
-            options.constraint, model.vocab_size, options.stop_token_ids, selectors
+            options.constraint, model.vocab_size, options.stop_token_ids, rules
         )
+        selectors = constrained
         options = replace(
             options,
             stop_token_ids=constrained[0].stop_token_ids,
             max_draft_nodes=options.max_draft_nodes + constrained[0].max_added,
         )
-    if options.caches is not None:
+    caches = options.caches
+    if caches is not None:
         refusal = "the model prepares the prompt itself" if options.prefill is not None else None
-        options.caches.load(model, "it has a fixed size" if options.static_cache else refusal)
-    outer: Sequence[TokenSelector] | None = constrained or inner
-    if outer is not None:
-        outer = _recording(outer, options.records)
-    options = replace(options, selectors=outer)
+        caches.load(model, "it has a fixed size" if options.static_cache else refusal)
+    selectors = _recording(selectors, options.records)
+    kernels = kernels_in_call(getattr(model.target, "base", None), wanted=options.cpu_kernels)
     seconds: dict[str, float] = defaultdict(float)
     clock = DecodeStats(seconds=seconds)
-    kernels = kernels_in_call(getattr(model.target, "base", None), wanted=options.cpu_kernels)
-    with _WITHOUT_CUDNN_ATTENTION, clock.stage("total"), kernels:
+    with WITHOUT_CUDNN_ATTENTION, clock.stage("total"), kernels:
         with clock.stage("prompt"):
-            first, cache = read_prompts(model, prompts, options)
-        states = [
-            DecodeState(model, list(tokens), len(tokens), verified.hidden, limit,
-                        DecodeStats(target_calls=1, seconds=seconds))
-            for tokens, verified, limit in zip(prompts.tokens, first, options.limits, strict=True)
+            first, cache = read_prompts(model, prompts, selectors, options)
+        engine = Engine(model, options, cache, seconds)
+        requests = [
+            Request(
+                DecodeState(
+                    model, list(tokens), len(tokens), first[number].hidden, options.limits[number],
+                    DecodeStats(target_calls=1, seconds=seconds), selector=rules[number],
+                    constrained=None if constrained is None else constrained[number],
+                    source=cache.source_of(number),
+                    is_chain=options.layout == "chain" or model.target.is_recurrent,
+                ),
+                drafters[number], selectors[number], options.limited_by_positions[number], number,
+            )
+            for number, tokens in enumerate(prompts.tokens)
         ]  # fmt: skip
-        for number, state in enumerate(states):
-            state.selector = None if inner is None else inner[number]
-            state.constrained = None if constrained is None else constrained[number]
-            state.source = cache.source_of(number)
-            state.is_chain = options.layout == "chain" or model.target.is_recurrent
-        run = _Run(model, options, list(drafters), states, cache, seconds)
-        run.active = list(range(len(states)))
-        for number, verified in enumerate(first):
-            run.append(number, verified, is_prompt=True)
-        run.drop_finished()
+        engine.requests = list(requests)
+        for request, verified in zip(requests, first, strict=True):
+            engine.append(request, verified, is_prompt=True)
         try:
-            while run.active:
-                run.step()
+            while True:
+                if caches is not None:
+                    for row in engine.ended:
+                        ended = engine.requests[row]
+                        caches.keep(ended.number, engine.cache, row, ended.state.tokens)
+                engine.drop_ended()
+                if not engine.requests:
+                    break
+                engine.step()
         finally:
             model.target.reset_frequencies()  # the next text is not to depend on this one
-        _cut(run)
-        if options.caches is not None:
-            options.caches.store(model)
-    return _results(run, prompts)
+        states = [request.state for request in requests]
+        _cut(states, options)
+        if caches is not None:
+            caches.store(model)
+    return _results(engine, states, prompts)
 
 
-def _cut(run: _Run) -> None:
+def _cut(states: Sequence[DecodeState], options: Options) -> None:
     """Cut what texts have beyond the ends that criteria of the whole batch gave them."""
-    rules = run.options.rules
+    rules = options.rules
     if rules is None or rules[0].batch is None:
         return
     rules[0].batch.finish()
-    for state in run.states:
+    for state in states:
         count = getattr(state.selector, "count", state.stats.tokens)
         if count < state.stats.tokens:
             del state.tokens[state.prompt_length + count :]
             state.stats.tokens, state.finish = count, "criterion"
 
 
-def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector] | None:
-    """One for each sequence; None: argmax."""
-    if options.selectors is not None:
-        return options.selectors
+def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector | None]:
+    """One for each sequence; None for all of them: argmax."""
     started: list[TokenSelector | None] = [
         MarginSelector() if options.certificate else options.acceptance.start(number, tokens)
         for number, tokens in enumerate(prompts.tokens)
@@ -385,26 +365,28 @@ def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector] 
     if rules is not None and not all(text_rules.is_plain for text_rules in rules):
         both = zip(rules, started, strict=True)
         return [text_rules.start(selector) for text_rules, selector in both]
-    return [selector for selector in started if selector is not None] or None
+    return started
 
 
 def _recording(
-    selectors: Sequence[TokenSelector], records: list[TokenRecords] | None
-) -> list[TokenSelector]:
+    selectors: Sequence[TokenSelector | None], records: list[TokenRecords] | None
+) -> list[TokenSelector | None]:
     """The selectors, with those of texts whose logits are recorded wrapped."""
     if records is None:
         return [*selectors]
     return [
-        selector if record.logits is None else RecordingSelector(selector, record)
+        selector
+        if selector is None or record.logits is None
+        else RecordingSelector(selector, record)
         for selector, record in zip(selectors, records, strict=True)
     ]
 
 
-def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
+def _results(engine: Engine, states: Sequence[DecodeState], prompts: Prompts) -> list[DecodeResult]:
     """Build the results: divide the seconds, count relaxed tokens, make certificates."""
-    states, rule = run.states, run.options.acceptance
-    shares = {name: value / len(states) for name, value in run.seconds.items()}
-    shapes = {("prompt", len(states), max(prompts.lengths)), *run.shapes}
+    options, model, rule = engine.options, engine.model, engine.options.acceptance
+    shares = {name: value / len(states) for name, value in engine.seconds.items()}
+    shapes = {("prompt", len(states), max(prompts.lengths)), *engine.shapes}
     results = []
     for number, (state, prompt) in enumerate(zip(states, prompts.tokens, strict=True)):
         state.stats.seconds = dict(shares)
@@ -415,29 +397,23 @@ def _results(run: _Run, prompts: Prompts) -> list[DecodeResult]:
         if state.stats.flattened_trees:
             result.notes.append(
                 f"{state.stats.flattened_trees} draft trees were verified as their best chain: "
-                f"{run.model.target.refuses_tree()}"
+                f"{model.target.refuses_tree()}"
             )
-        caches = run.options.caches
+        caches = options.caches
         if caches is not None:
             result.cache, state.stats.cached_tokens = caches.caches[number], caches.reused[number]
             if caches.refusal is not None:
                 result.notes.append(f"cache holds no tokens: {caches.refusal}")
-        if run.options.records is not None:
-            logprobs = run.options.records[number].logprobs
+        if options.records is not None:
+            logprobs = options.records[number].logprobs
             result.logprobs = None if logprobs is None else logprobs[: len(result.token_ids)]
         margins = getattr(state.selector, "selector", state.selector)
         if isinstance(margins, MarginSelector):
             result.certificate = certify(
-                run.model,
-                prompt,
-                result.token_ids,
-                margins,
-                shapes,
-                len(states),
-                state.source,
-                cpu_kernels=run.options.cpu_kernels,
-            )
-            if result.certificate.verdict == "different" and run.options.certificate != "report":
+                model, prompt, result.token_ids, margins, shapes, len(states), state.source,
+                cpu_kernels=options.cpu_kernels,
+            )  # fmt: skip
+            if result.certificate.verdict == "different" and options.certificate != "report":
                 raise CertificateError(result.certificate)
         results.append(result)
     return results

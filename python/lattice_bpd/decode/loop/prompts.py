@@ -14,7 +14,7 @@ from lattice_bpd.decode.loop.arguments import Options, check_evaluation_mode
 from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.models.forward import check_hidden
 from lattice_bpd.token_ids import integer_array
-from lattice_bpd.verify.greedy import NO_CANDIDATES, Verification, greedy_tokens
+from lattice_bpd.verify.greedy import NO_CANDIDATES, TokenSelector, Verification, greedy_tokens
 from lattice_bpd.verify.layout import pad_left
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.preparation import find_reread
@@ -80,8 +80,9 @@ def check_prompts(
 
 
 def read_prompts(
-    model: DraftingModel, prompts: Prompts, options: Options
-) -> tuple[list[Verification], Rows | RecurrentCache]:
+    model: DraftingModel, prompts: Prompts, selectors: Sequence[TokenSelector | None],
+    options: Options,
+) -> tuple[list[Verification], Rows | RecurrentCache]:  # fmt: skip
     """Read the prompts; the exact token after each with its hidden state, and the cache."""
     if options.streamer is not None and options.streams_prompt:
         options.streamer.put(torch.tensor(prompts.tokens, device="cpu"))
@@ -114,7 +115,7 @@ def read_prompts(
             longest + most if options.static_cache else None,
         )
     )  # fmt: skip
-    tokens = _first_tokens(output.logits[:, -1], options)
+    tokens = first_tokens(output.logits[:, -1], selectors)
     if model.heads is not None and model.num_slots is None:  # the first call sets it
         model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
     first = [Verification(t, 0, output.hidden[row, -1]) for row, t in enumerate(tokens)]
@@ -124,14 +125,14 @@ def read_prompts(
     return first, state
 
 
-def _first_tokens(logits: Tensor, options: Options) -> list[list[int]]:
-    """The exact token after each prompt, from (B, V) logits."""
-    if options.selectors is None:
-        return [[token] for token in greedy_tokens(logits).tolist()]
+def first_tokens(logits: Tensor, selectors: Sequence[TokenSelector | None]) -> list[list[int]]:
+    """The exact token after each prompt, from (B, V) logits; none where the text has ended."""
     chosen = [
-        selector.choose(row, NO_CANDIDATES)
-        for selector, row in zip(options.selectors, logits, strict=True)
+        None if selector is None else selector.choose(row, NO_CANDIDATES)
+        for selector, row in zip(selectors, logits, strict=True)
     ]
+    if selectors[0] is None:
+        chosen = greedy_tokens(logits).tolist()
     return [[] if token is None else [token] for token in chosen]
 
 

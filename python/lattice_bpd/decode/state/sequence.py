@@ -23,7 +23,8 @@ class DecodeState:
         tokens: prompt and decoded tokens. The last one is the exact token y_{t+1}, which the target
             has selected but not read yet. They are the context of the lattice.
         prompt_length: number of prompt tokens among them.
-        hidden: (D,) float, the hidden state that predicted y_{t+1}; the input of the heads.
+        hidden: (D,) float, the hidden state that predicted y_{t+1}; the input of the heads. None
+            before the first call of a text whose last prompt token is y_{t+1}.
         limit: most tokens to decode.
         stats: counts and stage times; a drafter can time its own with `stats.stage(name)`.
         num_slots: longest draft of the heads in this step: the smaller of their number of slots and
@@ -45,7 +46,7 @@ class DecodeState:
     model: DraftingModel
     tokens: list[int]
     prompt_length: int
-    hidden: Tensor
+    hidden: Any
     limit: int
     stats: DecodeStats
     num_slots: int = 0

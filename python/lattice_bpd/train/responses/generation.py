@@ -9,6 +9,7 @@ a text of the batch, such as a system message or earlier turns, is copied.
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,18 +17,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lattice_bpd.decode.drafters.drafter import NoDrafter
 from lattice_bpd.decode.huggingface.generate import generate
-from lattice_bpd.decode.loop.arguments import check_evaluation_mode
-from lattice_bpd.decode.loop.prompts import check_prompts
+from lattice_bpd.decode.loop.arguments import Options, check_evaluation_mode
+from lattice_bpd.decode.loop.engine import Engine, Request
+from lattice_bpd.decode.loop.prompts import check_prompts, first_tokens
 from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.sequence import DecodeState
+from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.decode.state.text_rules import TextRules, merge_settings, prepare_rules
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
-from lattice_bpd.verify.greedy import NO_CANDIDATES, greedy_tokens
+from lattice_bpd.verify.cudnn import WITHOUT_CUDNN_ATTENTION
+from lattice_bpd.verify.greedy import Verification
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
 from lattice_bpd.verify.rows import Rows
-from lattice_bpd.verify.target import CausalLMTarget, TargetOutput
+from lattice_bpd.verify.target import CausalLMTarget
 
 _POSITIONS = 32_768  # cache positions of a batch, rows x longest text, on a CPU
 _SHARE = 0.3  # of the free memory of a GPU; growing takes nearly twice as much for a while
@@ -118,17 +124,6 @@ def generate_responses(
             yield Response(number, result.token_ids, result.finish != "length")
 
 
-class _Text(NamedTuple):
-    """A response in the making: tokens of prompt and response, and where they start and end."""
-
-    number: int
-    tokens: list[int]
-    start: int
-    end: int
-    selector: Any
-    states: list[Tensor]
-
-
 class _Source(NamedTuple):
     """Tokens, and the row of the cache or the copy of one that has their keys and values."""
 
@@ -138,7 +133,7 @@ class _Source(NamedTuple):
 
 
 class _Batch:
-    """Texts in the first rows of a KV cache, all but their last token."""
+    """Which prompts are read when and where; an engine generates their responses."""
 
     def __init__(
         self, model: DraftingModel, rules: _Rules, prompts: Sequence[Sequence[int]], max_rows: int,
@@ -149,9 +144,8 @@ class _Batch:
         self._target, self._max_rows = model.target, max_rows
         # Longer prompts are read in one call, since not all models mask what is beyond a window.
         self._window = model.target.sliding_window or sys.maxsize
-        self._cache: Rows
-        self._texts: list[_Text] = []
-        self._ended: list[_Text] = []  # the last one, whose row it still has if there are no others
+        self._engine: Engine
+        self._ended = _Source([])  # the last text, whose row it still has if there are no others
         self._kept: dict[int, _Source] = {}  # for prompts that continue an ended text
         self._longest = self._num_known = 0  # prompt read so far; prompts in the queues
         self._waiting: _Prompts = []  # the longest first
@@ -184,26 +178,34 @@ class _Batch:
         if refusal or windows.by_cache_position is not None or windows.selected is not None:
             return False
         ids = torch.zeros(1, 1, dtype=torch.long, device=target.device)
-        self._cache = Rows.from_cache(target.read_prompts(ids)[1])
-        self._positions = _count_positions(self._cache, target.device)
+        cache = Rows.from_cache(target.read_prompts(ids)[1])
+        self._positions = _count_positions(cache, target.device)
+        options = Options([], [], self._rules.stop_token_ids)
+        seconds: dict[str, float] = defaultdict(float)
+        self._engine = Engine(self._model, options, cache, seconds, keep_hidden=self._keep_states)
         return True
 
     @torch.inference_mode()
     def run(self) -> Iterator[Response]:
         """Generate responses to the prompts of the queue, the last one first."""
+        if not self._has_rows:
+            return
         self._target.reset_frequencies()
         with describe_lack_of_memory("generate responses together", "lower the batch size"):
-            while self._texts or self._waiting:
+            while self._waiting or self._engine.requests:
                 yield from self._refill()
-                if self._texts:
-                    yield from self._step()
+                if self._engine.requests:
+                    with WITHOUT_CUDNN_ATTENTION:
+                        self._engine.step()
+                    yield from self._take_ended()
 
     def _refill(self) -> Iterator[Response]:
         """Read the next prompts into free rows, several at once."""
-        cache, waiting = self._cache, self._waiting
-        while waiting and len(self._texts) < self._max_rows:
+        engine, waiting, cache = self._engine, self._waiting, self._engine.cache
+        assert isinstance(cache, Rows)
+        while waiting and len(engine.requests) < self._max_rows:
             needed = max(self._longest, len(waiting[-1][1])) + self._rules.max_new_tokens + 1
-            if len(self._texts) >= count_rows(needed, self._positions):
+            if len(engine.requests) >= count_rows(needed, self._positions):
                 return
             source, start = self._find_start(waiting[-1][1])
             count, shared = 0, start
@@ -217,103 +219,85 @@ class _Batch:
             longest = max(self._longest, len(waiting[-count][1]))
             capacity = longest + self._rules.max_new_tokens + 1
             rows = min(self._max_rows, count_rows(capacity, self._positions))
-            active = len(self._texts)
+            active = len(engine.requests)
             count = min(count, rows)
             if 2 * (rows - active) < count:
                 return
             count, self._longest = min(count, rows - active), longest
             known_rows, known_positions = cache.shape
             if capacity > known_positions or rows > known_rows:
-                texts = self._texts or self._ended
-                cache.set_lengths([len(text.tokens) - 1 for text in texts] or [0])
                 cache.reserve(rows, int(_GROWTH * capacity))
-            yield from self._read([self.pop(waiting) for _ in range(count)], source, shared)
+            prompts = [self.pop(waiting) for _ in range(count)]
+            with WITHOUT_CUDNN_ATTENTION:
+                self._read(prompts, cache, source, shared)
+            yield from self._take_ended()
 
     def _find_start(self, prompt: list[int]) -> tuple[_Source, int]:
         """The text that shares most tokens with a prompt, and how many are worth a copy."""
         sources = [_Source([]), *self._kept.values()]
-        texts = self._texts or self._ended
-        sources += [_Source(one.tokens[:-1], row) for row, one in enumerate(texts)]
+        if not self._engine.requests:
+            sources.append(self._ended)
+        for row, one in enumerate(self._engine.requests):
+            sources.append(_Source(one.state.tokens[:-1], row))
         shared, number = max((count_shared(s.tokens, prompt), n) for n, s in enumerate(sources))
         shared = min(shared, len(prompt) - 1)
         # After a start attention needs a mask, and takes twice the time.
         is_worth = shared * (shared + _BALANCE) >= (len(prompt) - 1 - shared) ** 2
         return sources[number], shared if is_worth and len(prompt) <= self._window else 0
 
-    def _read(self, prompts: _Prompts, source: _Source, start: int) -> Iterator[Response]:
+    def _read(self, prompts: _Prompts, cache: Rows, source: _Source, start: int) -> None:
         """Read prompts but for their last token, and for `start` ones that the source has.
 
         Padding follows the tokens, which do not see it; the tokens of the response replace it.
         """
-        first, is_whole = len(self._texts), len(prompts[0][1]) > self._window
+        requests = self._engine.requests
+        first, is_whole = len(requests), len(prompts[0][1]) > self._window
         rows = range(first, first + len(prompts)) if start else ()
         if source.saved is None:
-            self._cache.copy([(source.row, row, 0, start) for row in rows])
+            cache.copy([(source.row, row, 0, start) for row in rows])
         else:
             for row in rows:
-                self._cache.load(source.saved, row, start)
+                cache.load(source.saved, row, start)
         texts = [prompt[start:] if is_whole else prompt[start:-1] for _, prompt in prompts]
         for number, prompt in prompts:
             self._kept.pop(number, None)
-            selector, end = self._rules.start(number, prompt), self._rules.end_of(prompt)
-            self._texts.append(_Text(number, list(prompt), len(prompt), end, selector, []))
+            requests.append(self._rules.start(self._model, number, prompt))
         if longest := max(map(len, texts)):
             padded = [text + [0] * (longest - len(text)) for text in texts]
             ids = torch.tensor(padded, device=self._target.device)
-            part = self._cache.part(first, len(prompts), start)
-            output, _ = self._target.read_prompts(ids, cache=part)
+            output, _ = self._target.read_prompts(ids, cache=cache.part(first, len(prompts), start))
             if is_whole:
-                yield from self._append(first, output)
+                (request,), hidden = requests[first:], output.hidden[0, -1:].clone()
+                (tokens,) = first_tokens(output.logits[:, -1], [request.selector])
+                verified = Verification(tokens, 0, hidden[0])
+                verified.states = hidden if self._keep_states else None
+                self._engine.append(request, verified, is_prompt=True)
+        cache.set_texts([len(one.state.tokens) - 1 for one in requests])
 
-    def _step(self) -> Iterator[Response]:
-        """One call of the target for all texts."""
-        cache, device = self._cache, self._target.device
-        lengths = torch.tensor([[len(text.tokens) - 1] for text in self._texts], device=device)
-        # A position that no text sees: without a mask some kernels are ten times slower.
-        cache.set_lengths([len(text.tokens) - 1 for text in self._texts], spare=1)
-        mask, windowed = self._masks(lengths)
-        output = self._target(
-            torch.tensor([text.tokens[-1:] for text in self._texts], device=device), cache,
-            attention_mask=mask, windowed_mask=windowed, position_ids=lengths,
-        )  # fmt: skip
-        yield from self._append(0, output)
+    def _take_ended(self) -> Iterator[Response]:
+        """Yield the responses that have ended, and free their rows."""
+        engine = self._engine
+        for row in engine.ended:
+            request = engine.requests[row]
+            state = request.state
+            states = torch.cat(request.hidden) if self._keep_states else None
+            is_whole = state.finish != "length"
+            yield Response(request.number, state.new_tokens, is_whole, states, self._share())
+            self._keep(row, state)
+        engine.drop_ended()
 
-    def _masks(self, lengths: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The mask (R, P) of a step; additive (R, 1, 1, P) and windowed beyond a window."""
-        width, window = self._cache.width, self._target.sliding_window
-        steps = torch.arange(width + 1, device=lengths.device)
-        seen = steps <= lengths
-        if window is None or width < window:
-            return seen.long(), None
-        dtype = self._target.dtype
-        mask = torch.zeros(seen.shape, dtype=dtype, device=lengths.device)
-        mask.masked_fill_(~seen, torch.finfo(dtype).min)
-        windowed = mask.masked_fill(lengths - steps >= window, torch.finfo(dtype).min)
-        return mask[:, None, None], windowed[:, None, None]
-
-    def _append(self, first: int, output: TargetOutput) -> Iterator[Response]:
-        """Select the next token of the texts from row `first` on, and free the rows that end."""
-        texts, logits = self._texts[first:], output.logits[:, -1]
-        if self._keep_states:
-            for text, state in zip(texts, output.hidden[:, -1].clone(), strict=True):
-                text.states.append(state)
-        if texts[0].selector is None:
-            tokens = greedy_tokens(logits.float()).tolist()
-        else:
-            tokens = [
-                text.selector.choose(row, NO_CANDIDATES)
-                for text, row in zip(texts, logits, strict=True)
-            ]
-        for row in reversed(range(len(texts))):  # the last row may take that of one that ends
-            text, token = texts[row], tokens[row]
-            text.tokens.append(token)
-            ended = token in self._rules.stop_token_ids or getattr(text.selector, "ended", False)
-            if ended or len(text.tokens) == text.end:
-                is_whole = ended or text.end - text.start < self._rules.max_new_tokens
-                states = torch.stack(text.states) if self._keep_states else None
-                response = text.tokens[text.start :]
-                yield Response(text.number, response, is_whole, states, self._share())
-                self._free(first + row)
+    def _keep(self, row: int, state: DecodeState) -> None:
+        """Keep what new prompts continue of a text that has ended."""
+        known, tokens, cache = self._num_known, state.tokens, self._engine.cache
+        assert isinstance(cache, Rows)
+        self._ended = _Source(tokens[:-1], row)
+        self.find_prompts()
+        for number, prompt in [one for one in self._waiting if one[0] >= known]:
+            shared = min(count_shared(tokens, prompt), len(tokens) - 1)
+            used = sum(len(source.tokens) for source in self._kept.values())
+            if state.prompt_length <= shared <= _KEPT - used:
+                saved = cache.save(row, shared)
+                self._kept[number] = _Source(tokens[:shared], saved=saved)
 
     def pop(self, queue: _Prompts) -> tuple[int, list[int]]:
         """The next prompt of a queue, which leaves it."""
@@ -322,23 +306,13 @@ class _Batch:
 
     def _share(self) -> float:
         """The share of the time that is over."""
-        rows = (self._rules.work(0, one.end - len(one.tokens), one.start) for one in self._texts)
-        return 1.0 - (self._unread + sum(rows)) / self._work
-
-    def _free(self, row: int) -> None:
-        """Remove a text; the last one takes its row. New prompts may continue it."""
-        text, known, last = self._texts[row], self._num_known, self._texts.pop()
-        self._ended = [text]
-        self.find_prompts()
-        for number, prompt in [one for one in self._waiting if one[0] >= known]:
-            shared = min(count_shared(text.tokens, prompt), len(text.tokens) - 1)
-            used = sum(len(source.tokens) for source in self._kept.values())
-            if text.start <= shared <= _KEPT - used:
-                saved = self._cache.save(row, shared)
-                self._kept[number] = _Source(text.tokens[:shared], saved=saved)
-        if row < len(self._texts):
-            self._texts[row] = last
-            self._cache.copy([(len(self._texts), row, 0, len(last.tokens) - 1)])
+        states = (one.state for one in self._engine.requests)
+        left = (
+            self._rules.work(0, one.limit - one.stats.tokens, one.prompt_length)
+            for one in states
+            if one.finish is None
+        )
+        return 1.0 - (self._unread + sum(left)) / self._work
 
 
 def _count_positions(cache: Rows, device: torch.device) -> int:
@@ -374,10 +348,15 @@ class _Rules:
         new = self.max_new_tokens if written is None else written
         return (read + 1.5 * new) * (1 + (length or read) / _BALANCE)
 
-    def start(self, number: int, prompt: Sequence[int]) -> Any:
-        """The token selector of a response; None for argmax."""
+    def start(self, model: DraftingModel, number: int, prompt: Sequence[int]) -> Request:
+        """The request of a response."""
         selector = self._acceptance.start(number, prompt)
-        return selector if self._is_plain else self._prepare(prompt).start(selector)
+        if not self._is_plain:
+            selector = self._prepare(prompt).start(selector)
+        limit = self.end_of(prompt) - len(prompt)
+        state = DecodeState(model, list(prompt), len(prompt), None, limit, DecodeStats())
+        is_less = limit < self.max_new_tokens
+        return Request(state, NoDrafter(), selector, is_less, number)
 
     def _prepare(self, prompt: Sequence[int]) -> TextRules:
         """The processors and criteria of the model's own `generate`."""

@@ -1,8 +1,11 @@
-"""The decoding loop that all strategies share.
+"""The engine: texts in the rows of a KV cache, and one call of the target a step for all of them.
 
 Prediction and verification are merged: the call that verifies a draft also returns the next exact
 token and the hidden state for the next draft, so a text of m tokens with k tokens per step takes
-m/k + 1 calls (Stern et al. 2018, section 4). Greedy decoding is this loop with empty drafts.
+m/k + 1 calls (Stern et al. 2018, section 4). Greedy decoding is this with empty drafts.
+
+Who uses it adds the texts that it has read, steps, and takes those that have ended; `decode` does
+so for all texts at once, `generate_responses` refills the rows that become free.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lattice_bpd.decode.certificate.certificate import CallShape
 from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
@@ -21,78 +25,101 @@ from lattice_bpd.decode.loop.arguments import Options
 from lattice_bpd.decode.loop.prompts import Prompts, read_prompts
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.verify.greedy import Verification
+from lattice_bpd.verify.greedy import TokenSelector, Verification
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import verify_trees
 
 
-@dataclass
-class _Run:
-    """The active sequences and their shared state."""
+@dataclass(eq=False)
+class Request:
+    """One text to decode.
 
-    model: DraftingModel
-    options: Options
-    drafters: list[Drafter]
-    states: list[DecodeState]
-    cache: Rows | RecurrentCache
-    seconds: dict[str, float]
-    active: list[int] = field(default_factory=list)
-    shapes: set[CallShape] = field(default_factory=set)
+    Attributes:
+        state: its tokens, limits and statistics, which drafters read.
+        drafter: of its drafts.
+        selector: selects its tokens; None: argmax. All texts of an engine have one, or none has.
+        limited_by_positions: whether its limit is the target's positions.
+        number: of its prompt.
+        hidden: (n, D) float each, the hidden states that predicted its tokens, where they are kept.
+    """
 
-    def __post_init__(self) -> None:
-        """Set up the drafters that observe decoded tokens."""
-        observers = [getattr(drafter, "observe", None) for drafter in self.drafters]
-        self.observers = [  # None if observing is a no-op
-            None if getattr(observe, "__func__", None) is Drafter.observe else observe
-            for observe in observers
-        ]
-        self.num_predictions = max(getattr(one, "num_predictions", 0) for one in self.drafters)
+    state: DecodeState
+    drafter: Drafter
+    selector: TokenSelector | None = None
+    limited_by_positions: bool = False
+    number: int = 0
+    hidden: list[Tensor] = field(default_factory=list)
+
+
+class Engine:
+    """Texts that are decoded together.
+
+    Args:
+        model: target and heads.
+        options: of all texts; see Options.
+        cache: has read all but the last token of each text.
+        seconds: to which those of calls and other stages are added.
+        keep_hidden: whether `Request.hidden` is filled.
+
+    Attributes:
+        requests: of the texts that have not ended; row b of the cache is that of the b-th.
+        shapes: of the calls so far.
+    """
+
+    def __init__(
+        self, model: DraftingModel, options: Options, cache: Rows | RecurrentCache,
+        seconds: dict[str, float], *, keep_hidden: bool = False,
+    ) -> None:  # fmt: skip
+        self.model, self.options, self.cache, self.seconds = model, options, cache, seconds
+        self.requests: list[Request] = []
+        self.shapes: set[CallShape] = set()
+        self._keep_hidden = keep_hidden
 
     def step(self) -> None:
-        """Draft and verify for all active sequences, in one call of the target."""
-        options, states = self.options, [self.states[number] for number in self.active]
-        if len(states[0].tokens) == options.reread_length:
-            self.reread()
+        """Draft and verify for all texts, in one call of the target."""
+        requests, states = self.requests, [one.state for one in self.requests]
+        if len(states[0].tokens) == self.options.reread_length:
+            self._reread()
             return
-        trees = propose_trees([self.drafters[number] for number in self.active], states)
-        selectors, start = options.selectors, time.perf_counter()
+        drafters = [one.drafter for one in requests]
+        trees = propose_trees(drafters, states)
+        selectors, start = [one.selector for one in requests], time.perf_counter()
         verified = verify_trees(
             self.model.target,
             self.cache,
             trees,
-            layout="auto" if options.layout == "chain" else options.layout,
-            selectors=None if selectors is None else [selectors[n] for n in self.active],
-            num_predictions=self.num_predictions,
+            layout="auto" if self.options.layout == "chain" else self.options.layout,
+            selectors=None if selectors[0] is None else selectors,  # type: ignore[arg-type]
+            num_predictions=max(getattr(one, "num_predictions", 0) for one in drafters),
+            keep_hidden=self._keep_hidden,
         )
         own_seconds = time.perf_counter() - start - verified.target_seconds
-        own_seconds -= verified.predict_seconds
         self.seconds["target"] += verified.target_seconds
-        self.seconds["verify"] += own_seconds
+        self.seconds["verify"] += own_seconds - verified.predict_seconds
         self.seconds["predict"] += verified.predict_seconds
         self.shapes.add((verified.layout, *verified.shape))
-        for number, verification in zip(self.active, verified.sequences, strict=True):
-            self.states[number].stats.target_calls += 1
-            self.append(number, verification)
-        self.drop_finished()
+        for request, verification in zip(requests, verified.sequences, strict=True):
+            request.state.stats.target_calls += 1
+            self.append(request, verification)
 
-    def reread(self) -> None:
+    def _reread(self) -> None:
         """Read the whole text again, without a draft, as the target's own `generate` does here."""
-        (number,) = self.active
-        state = self.states[number]
+        (request,) = self.requests
+        state = request.state
         options = replace(self.options, streamer=None, prefill=None)
-        (verified,), self.cache = read_prompts(self.model, Prompts([list(state.tokens)]), options)
+        text = Prompts([list(state.tokens)])
+        (verified,), self.cache = read_prompts(self.model, text, [request.selector], options)
         if verified.features is not None:
             verified.features = verified.features[-1:]  # the heads have those before
         state.stats.target_calls += 1
-        self.append(number, verified)
-        self.drop_finished()
+        self.append(request, verified)
 
-    def append(self, number: int, verified: Verification, *, is_prompt: bool = False) -> None:
-        """Append verified tokens to one sequence, up to a stop token, and set its finish reason."""
-        state, options, stats = self.states[number], self.options, self.states[number].stats
-        new, stops = verified.token_ids, options.stop_token_ids
+    def append(self, request: Request, verified: Verification, *, is_prompt: bool = False) -> None:
+        """Append verified tokens to a text, up to a stop token, and set its finish reason."""
+        state, stats = request.state, request.state.stats
+        new, stops = verified.token_ids, self.options.stop_token_ids
         ends = [index for index, token in enumerate(new) if token in stops]
         if ends:
             new = new[: ends[0] + 1]  # a stop token is kept
@@ -102,36 +129,46 @@ class _Run:
         state.hidden = verified.hidden
         if verified.features is not None:
             state.features.append(verified.features)
+        if verified.states is not None:
+            request.hidden.append(verified.states[: len(new)])
         stats.tokens += len(new)
         if not is_prompt:
             stats.accept_lengths.append(min(verified.accept_length, len(new)))
-        selectors = [state.selector, *(options.selectors or ())[number : number + 1]]
-        if ends:
-            state.finish = "stop_token"
-        elif state.constrained is not None and state.constrained.is_complete:
-            state.finish = "constraint"
-        elif stats.tokens >= state.limit:
-            state.finish = "positions" if options.limited_by_positions[number] else "length"
-        elif any(getattr(one, "ended", False) for one in selectors):
-            state.finish = "criterion"
-        observe = self.observers[number]
+        state.finish = "stop_token" if ends else self._find_finish(request)
+        observe = getattr(request.drafter, "observe", None)
         if observe is not None:
             observe(state, new)
-        if options.streamer is not None:
+        if self.options.streamer is not None:
             for token in new:  # one at a time, as `model.generate` does
-                options.streamer.put(torch.tensor([token], device="cpu"))
+                self.options.streamer.put(torch.tensor([token], device="cpu"))
 
-    def drop_finished(self) -> None:
-        """Remove finished sequences from the batch and the KV cache."""
-        if self.options.caches is not None:
-            for row, number in enumerate(self.active):
-                if self.states[number].finish is not None:
-                    text = self.states[number].tokens
-                    self.options.caches.keep(number, self.cache, row, text)
-        kept = [row for row, n in enumerate(self.active) if self.states[n].finish is None]
-        if 0 < len(kept) < len(self.active) and isinstance(self.cache, Rows):
-            self.cache.keep_sequences(kept)
-        self.active = [self.active[row] for row in kept]
+    def _find_finish(self, request: Request) -> str | None:
+        """Why a text without a stop token ends, or None."""
+        state = request.state
+        if state.constrained is not None and state.constrained.is_complete:
+            return "constraint"
+        if state.stats.tokens >= state.limit:
+            return "positions" if request.limited_by_positions else "length"
+        if any(getattr(one, "ended", False) for one in (state.selector, request.selector)):
+            return "criterion"
+        return None
+
+    @property
+    def ended(self) -> list[int]:
+        """Rows of the texts that have ended."""
+        return [row for row, one in enumerate(self.requests) if one.state.finish is not None]
+
+    def drop_ended(self) -> None:
+        """Remove the texts that have ended; the last ones take their rows."""
+        ended = self.ended
+        if not ended:
+            return
+        count = len(self.requests) - len(ended)
+        last = [row for row in range(count, len(self.requests)) if row not in ended]
+        rows = [last.pop() if row in ended else row for row in range(count)]
+        if rows and isinstance(self.cache, Rows):
+            self.cache.keep_sequences(rows)
+        self.requests = [self.requests[row] for row in rows]
 
 
 def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) -> list[PrefixTree]:
