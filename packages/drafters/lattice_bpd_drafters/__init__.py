@@ -1,1 +1,1 @@
-"""Block drafters (DFlash and its relatives), parallel drafters, and transition scores of heads."""
+"""Block drafters (DFlash and its relatives), and transition scores of heads."""

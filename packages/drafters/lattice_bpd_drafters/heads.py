@@ -32,7 +32,7 @@ class OnePassDrafter(Protocol):
         states = drafter.draft_states(cache, anchors)         # after the last exact tokens
         logits = drafter.logits(states)
 
-    Implemented by BlockDrafter, PardDrafter and PEagleDrafter, which are `OnePassHeads` as well.
+    Implemented by BlockDrafter, which is `OnePassHeads` as well.
 
     Attributes:
         num_slots: H, predicted positions.
@@ -107,7 +107,7 @@ class _Row:
 
 
 class BlockDrafterHeads:
-    """The slots of a BlockDrafter, PardDrafter or PEagleDrafter as DraftHeads.
+    """The slots of a OnePassDrafter as DraftHeads.
 
     Drafters with transition scores return a LatticeInput, others logits.
 

@@ -23,8 +23,6 @@ from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_drafters.heads import BlockDrafterHeads
-from lattice_bpd_drafters.parallel import PardDrafter
-from parallel_drafters import build_p_eagle, tiny_target
 from target_models import COUNT, PROMPTS, VOCAB, plain_generate
 from transition_drafters import build
 
@@ -97,8 +95,6 @@ IN_LOOP: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "fill in": (target, drafter),
     "next token": (target, lambda: drafter(next_token_layout=True, causal=True)),
     **{n: (scaled_llama, partial(build, n)) for n in ("dflash2", "dspark_gated", "lilicorr")},
-    "pard": (tiny_target, lambda: PardDrafter(tiny_target(), mask_token_id=63, num_slots=4)),
-    "p_eagle": (tiny_target, build_p_eagle),
 }
 
 
