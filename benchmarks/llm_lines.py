@@ -46,7 +46,9 @@ class Ours(NamedTuple):
     quick: bool = True
 
 
-SIZES: dict[str, dict[str, Any]] = {f"{NODES} nodes": {"max_nodes": NODES}, "any size": {}}
+SIZES: dict[str, dict[str, Any]] = {
+    **{f"{nodes} nodes": {"max_nodes": nodes} for nodes in (NODES, 36)}, "any size": {},
+}  # fmt: skip
 MIXTURES: dict[str, tuple[str, ...]] = {
     "text": (),
     "text + LM": ("lm",),
@@ -65,7 +67,7 @@ OURS = {
         "tree", ("heads", "lm"), {"max_nodes": NODES, "alpha": 0.5, "temperature": 1.5}
     ),
     **{
-        f"mixture, {names}, {size}": Ours("mixture", sources, options)
+        f"mixture, {names}, {size}": Ours("mixture", sources, options, size != "36 nodes")
         for size, options in SIZES.items()
         for names, sources in MIXTURES.items()
     },
