@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("--gguf", metavar="FILE", help="the model, for llama-cpp-python's lines")
     parser.add_argument("--lines", metavar="NAME;..", help="only these lines, besides greedy")
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
+    parser.add_argument("--record", action="store_true", help="replay our calls on a GPU")
     parser.add_argument("--split", default="test", choices=("test", "tuning"))
     parser.add_argument("--tokens", type=int, default=96, help="most new tokens (default 96)")
     parser.add_argument("--minutes", type=float, help="of decoding, at most")
@@ -292,6 +293,8 @@ def main() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from lattice_bpd.verify import record_calls
+
     folder = args.model or fetch_model()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model, own = (
@@ -299,6 +302,8 @@ def main() -> None:
     )
     own = to_device(own)
     model = model.to(own.device)
+    if args.record:
+        record_calls(own)
     sources = load_sources(args)
     if args.gguf:
         skipped: dict[str, str] = {}
@@ -335,6 +340,7 @@ def main() -> None:
             "dtype": args.dtype,
             "split": args.split,
             "tokens": args.tokens,
+            "record": args.record,
         }
         example = {"example": pick_example(lines, rows, prompts, tokenizer)}
         write_json(args.json, {"machine": describe_machine(), **settings, **summary, **example,

@@ -41,6 +41,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.verify import record_calls
 from lattice_bpd_conformance.cases import (
     Case,
     generation_settings,
@@ -218,7 +219,7 @@ class Check:
         write_json(self.out, self.results)
 
     def check_lossless(self, dtype: torch.dtype, variant: str) -> dict[str, Any]:
-        """Verdicts of one dtype and variant: "eager", "sdpa", "static" or "compiled"."""
+        """Verdicts of one dtype and variant: "eager", "sdpa", "static", "compiled", "recorded"."""
         attention = variant if variant in ("eager", "sdpa") else "sdpa"
         layers = COMPILED_LAYERS if variant == "compiled" else None
         model = build_target(self.size, self.device, dtype, attention, layers)
@@ -231,6 +232,8 @@ class Check:
             torch._dynamo.utils.counters.clear()
             torch._dynamo.config.recompile_limit = 64  # calls differ in masks and caches
             model.base_model.compile(dynamic=True, backend=self.backend)
+        elif variant == "recorded":
+            record_calls(model)
         checker = Checker(model, random_prompts(model.config.vocab_size), 16)
         checker.reference.texts()  # by the model's default cache
         with generation_settings(model, settings):
@@ -324,6 +327,10 @@ class Check:
                 "method": name,
                 **self.measure_strategy(target, prompts.tolist(), strategy, options, expected),
             })  # fmt: skip
+        record_calls(target)
+        for name, (strategy, options) in methods.items():
+            figures = self.measure_strategy(target, prompts.tolist(), strategy, options, expected)
+            rows.append({"method": f"{name}, recorded", **figures})
         for row in rows:
             row["over_greedy"] = round(row["tokens_per_s"] / greedy["tokens_per_s"], 3)
             for key in greedy:
@@ -440,7 +447,8 @@ def main() -> None:
     check.run("top_k", check.check_top_k, 0.2)
     for batch in BATCHES[args.size]:
         check.run(f"speed_batch_{batch}", lambda n=batch: check.measure_speed(n), 1.0)
-    for variant, minutes in (("sdpa", 1.0), ("eager", 1.0), ("static", 0.5), ("compiled", 1.5)):
+    variants = {"sdpa": 1.0, "recorded": 1.0, "eager": 1.0, "static": 0.5, "compiled": 1.5}
+    for variant, minutes in variants.items():
         for dtype in (torch.float32, torch.bfloat16):
             name = f"lossless_{variant}_{str(dtype).removeprefix('torch.')}"
             check.run(name, lambda d=dtype, v=variant: check.check_lossless(d, v), minutes)

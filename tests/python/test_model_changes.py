@@ -24,6 +24,7 @@ from lattice_bpd.decode import CustomGenerate, DraftingModel, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.models.lm_call import cache_argument
+from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify import CausalLMTarget, PrefixTree
 from planted_drafts import PlantedDrafts, randomize
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated, plain_generate
@@ -192,6 +193,18 @@ def test_adapters_that_act_on_part_of_a_text_are_refused(kind, options, shown):
     plain = types.SimpleNamespace(peft_type="LORA", alora_invocation_tokens=None)
     model.peft_config = {"default": plain}
     assert generate(model, PROMPT, max_new_tokens=COUNT).token_ids == generated("llama")[0]
+
+
+def test_another_active_adapter_is_a_change():
+    """What was measured of the model is measured again."""
+    model = new_llama()
+    layer = model.model.layers[0].mlp.up_proj
+    layer._active_adapter, layer._disable_adapters = ["one"], False
+    for name, value in (("_active_adapter", ["two"]), ("_disable_adapters", True)):
+        facts = facts_of(model)
+        assert facts_of(model) is facts
+        setattr(layer, name, value)
+        assert facts_of(model) is not facts
 
 
 class Crowded(PlantedDrafts):

@@ -105,10 +105,15 @@ def test_imports_go_down_the_layers(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+FOR_TYPES = {  # imports that close a circle of types; take one away rather than add one
+    ("decode.state.model", "decode.state.sequence"),
+}
+
+
 def test_there_is_no_circle_of_imports() -> None:
     graph: dict[str, set[str]] = {}
     for edge in IMPORTS:
-        if not edge.for_types:
+        if not edge.for_types or (edge.source, edge.target) not in FOR_TYPES:
             graph.setdefault(edge.source, set()).add(edge.target)
     done: set[str] = set()
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.train.trainer import Trainer, TrainReport
-from lattice_bpd.verify.target import TargetOutput
+from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 from lattice_bpd_translation.target import Seq2SeqTarget
 from lattice_bpd_translation.text import IGNORED, Pair, PairBatch, shuffled_batches

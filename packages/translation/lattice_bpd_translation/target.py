@@ -24,7 +24,7 @@ from lattice_bpd.models.lm_call import find_max_positions, pass_cache, plain_wei
 from lattice_bpd.verify.call_limits import CallLimits, Windows, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_tree_refusal
-from lattice_bpd.verify.target import TargetOutput
+from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd_translation.source_cache import Source, SourceRows
 
 

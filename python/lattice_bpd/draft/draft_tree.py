@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lattice_bpd.draft.drafts import BatchResult
+from lattice_bpd.draft.batch_result import BatchResult
 
 
 @dataclass(frozen=True, eq=False)

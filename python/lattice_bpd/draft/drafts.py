@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from lattice_bpd.draft.batch_result import BatchResult
 from lattice_bpd.draft.config import TREE_NODES
-
-if TYPE_CHECKING:
-    from lattice_bpd.draft.draft_tree import DraftTree
-    from lattice_bpd.draft.search import Search
+from lattice_bpd.draft.draft_tree import DraftTree
 
 
-def _is_equal(first: Any, second: Any) -> bool:
-    if not hasattr(first, "shape"):
-        return bool(first == second)
-    one, other = _on_host(first), _on_host(second)
-    return one.dtype == other.dtype and np.array_equal(one, other)
+class TreeSearch(Protocol):
+    """The search that drafts come from."""
 
-
-def _on_host(array: Any) -> Any:
-    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
-
-
-class BatchResult:
-    """Arrays for B lattices, as a dataclass; `==` compares contents."""
-
-    counts: Any
-
-    def __eq__(self, other: object) -> bool:
-        """Whether all arrays have the same shapes, element types and elements, on any device."""
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(
-            _is_equal(getattr(self, field.name), getattr(other, field.name))
-            for field in fields(self)  # type: ignore[arg-type]
-        )
-
-    def __len__(self) -> int:
-        """B, the number of lattices."""
-        return len(self.counts)
+    def find_tree(self, where: str, max_nodes: int) -> DraftTree:
+        """The tree of the same lattices."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +43,7 @@ class Drafts(BatchResult):
     counts: Any
 
     PAD_TOKEN = -1
-    _search: ClassVar[Search | None] = None  # of an instance: the search that it comes from
+    _search: ClassVar[TreeSearch | None] = None  # of an instance: the search that it comes from
     _prefix_log_probs: ClassVar[Any] = None  # of an instance: those of its chains
 
     @property

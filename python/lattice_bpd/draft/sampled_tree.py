@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.arguments import check_number
+from lattice_bpd.draft.batch_result import BatchResult
 from lattice_bpd.draft.config import TREE_NODES, DraftConfig
-from lattice_bpd.draft.drafts import BatchResult
 from lattice_bpd.draft.search import check_search
 from lattice_bpd.lm.ngram import NGramLM
 

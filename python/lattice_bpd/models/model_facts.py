@@ -33,9 +33,9 @@ def facts_of(model: nn.Module) -> dict[Any, Any]:
     """What has been measured of a model as it is now, to be read and extended.
 
     Empty after a change of modules, of a `forward` (of a class or of an object), of hooks, of
-    weights, of the mode or of the config; the core's kernels are no change. Takes about a
-    millisecond for 400 modules, so a decoding step keeps what it needs, and a call of `generate` is
-    inside `described_once`.
+    weights, of active adapters, of the mode or of the config; the core's kernels are no change.
+    Takes about a millisecond for 400 modules, so a decoding step keeps what it needs, and a call of
+    `generate` is inside `described_once`.
     """
     in_call: Any = getattr(_CALL, "facts", None)
     facts: dict[Any, Any] | None = None if in_call is None else in_call.get(model)
@@ -63,6 +63,8 @@ def _describe(model: nn.Module) -> list[Any]:
         of_class = type(module).forward
         of_class = nn.Linear.forward if is_own(of_class) else of_class
         state += (id(module), module.training, of_class)
+        if "_active_adapter" in own:
+            state.append(str((own["_active_adapter"], own.get("_disable_adapters"))))
         if forward is not None and not is_own(forward):
             state.append(_identity(forward))
         for name in ("_forward_hooks", "_forward_pre_hooks"):

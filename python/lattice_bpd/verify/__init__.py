@@ -8,6 +8,7 @@ from __future__ import annotations
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact, parse_acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 from lattice_bpd.verify.cpu_kernels import use_cpu_kernels
+from lattice_bpd.verify.graphs import record_calls
 from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.target import CausalLMTarget
@@ -23,6 +24,7 @@ __all__ = [
     "accept_lengths",
     "greedy_tokens",
     "parse_acceptance",
+    "record_calls",
     "use_cpu_kernels",
     "verify_drafts",
     "verify_trees",

@@ -16,7 +16,7 @@ from lattice_bpd.verify.prefix_tree import PrefixTree
 
 FloatRow = npt.NDArray[np.float32]
 
-_NAN = (
+NAN = (
     "verify_drafts: the target's logits hold NaN; expected numbers; check its weights, and its "
     "dtype (float16 overflows on some models: use bfloat16 or float32)"
 )
@@ -43,7 +43,7 @@ def greedy_tokens(logits: Tensor) -> Tensor:
         maxima, token_ids = logits.max(dim=-1)
         has_nan = bool(maxima.isnan().any())
     if has_nan:  # both return the first maximum and treat NaN as the largest number
-        raise ValueError(_NAN)
+        raise ValueError(NAN)
     return token_ids
 
 

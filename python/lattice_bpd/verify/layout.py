@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lattice_bpd.verify.protocol import TargetModel
 from lattice_bpd.verify.rows import Rows
-
-if TYPE_CHECKING:
-    from lattice_bpd.verify.target import TargetModel
 
 
 @cache
@@ -54,13 +51,31 @@ def mask_attention(
     device, size = target.device, attends.shape[1]
     starts = torch.tensor([state.lengths[text] for text in texts], device=device)[:, None]
     steps = torch.arange(state.reads(size), device=device)
-    new = starts + steps[:size]  # (R, T), where the new tokens are
+    unseen = torch.from_numpy(~attends).to(device)
+    return mask_positions(target, starts, steps, starts + steps[:size], unseen, position_ids)
+
+
+def mask_positions(
+    target: TargetModel, starts: Tensor, steps: Tensor, new: Tensor, unseen: Tensor,
+    position_ids: Tensor,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """See `mask_attention`.
+
+    Args:
+        target: names dtype and window.
+        starts: (R, 1) int64, tokens of each text.
+        steps: (P,) int64, 0, 1, .. P - 1.
+        new: (R, T) int64, the positions of the cache that the new tokens have.
+        unseen: (R, T, T) bool, the new tokens that each new token does not attend to.
+        position_ids: (R, T) int64 of the new tokens.
+    """
+    rows, size = new.shape
     hidden = (steps >= starts)[:, None].repeat(1, size, 1)
-    hidden.scatter_(2, new[:, None].expand(-1, size, -1), torch.from_numpy(~attends).to(device))
+    hidden.scatter_(2, new[:, None].expand(-1, size, -1), unseen)
     window, lowest = target.sliding_window, lowest_number(target.dtype)
     if window is None:
         return _to_floats(hidden, target.dtype, lowest), None
-    positions = steps.repeat(len(starts), 1).scatter_(1, new, position_ids)
+    positions = steps.repeat(rows, 1).scatter_(1, new, position_ids)
     far = position_ids[:, :, None] - positions[:, None] >= window
     both = (_to_floats(part, target.dtype, lowest) for part in (hidden, hidden | far))
     return next(both), next(both)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -32,6 +33,14 @@ def describe_lack_of_memory(action: str, advice: str) -> Iterator[None]:
             raise
         cause = str(error).strip().splitlines()[:1]
         raise MemoryError(f"decode: no memory to {action} ({cause}); {advice}") from error
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that a GPU has free, in its allocator too; on another device no limit."""
+    if device.type != "cuda":
+        return math.inf
+    free = torch.cuda.mem_get_info(device)[0]
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def try_once(

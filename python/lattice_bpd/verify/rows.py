@@ -41,11 +41,12 @@ class _Call:
         starts: of each row of the call, the tokens before it.
         width: the most of them.
         is_even: whether all rows have as many.
+        is_fixed: whether calls read all positions of the buffers, and write by index.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fixed: bool = False) -> None:
         self.starts: list[int] = []
-        self.width, self.is_even = 0, True
+        self.width, self.is_even, self.is_fixed = 0, True, is_fixed
         self._index: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def set_starts(self, starts: Sequence[int]) -> None:
@@ -61,6 +62,10 @@ class _Call:
             self._index[device] = rows, starts + torch.arange(size, device=device)
         return self._index[device]
 
+    def set_index(self, rows: Tensor, positions: Tensor) -> None:
+        """Set rows (R, 1) and positions (R, size) of the new tokens of the next call."""
+        self._index[rows.device] = rows, positions
+
 
 class _Stack:
     """Buffers of the layers of one shape.
@@ -69,12 +74,10 @@ class _Stack:
         buffers: keys, values, and where layers have them keys of an indexer, (L, R, heads,
             capacity, D) each.
         is_written: whether calls add positions; not where layers hold keys of an image.
-        slots: (T,) int64, the positions that a call on a cache of fixed size writes; else None.
     """
 
     def __init__(self, buffers: Sequence[Tensor]) -> None:
         self.buffers, self.is_written = list(buffers), False
-        self.slots: Tensor | None = None
         self._views: tuple[tuple[int, int, int, Tensor], Any] | None = None
         self._memory: tuple[Tensor, list[npt.NDArray[np.uint8]]] | None = None
 
@@ -93,15 +96,14 @@ class _Stack:
     def append(self, layer: int, part: int, new: Tensor, call: _Call) -> Tensor:
         """Write (R, heads, T, D) new keys after the texts; return all that the call reads."""
         self.is_written = True
-        if self.slots is not None:
-            fixed = self.buffers[part][layer]
-            fixed.index_copy_(2, self.slots, new)
-            return fixed
-        whole, after = self._parts(call, new.shape[2])
-        keys: Tensor = whole[part][layer]
+        keys: Tensor = self.buffers[part][layer][: len(call.starts)]
+        after = None
+        if not call.is_fixed:
+            whole, after = self._parts(call, new.shape[2])
+            keys = whole[part][layer]
         if after is not None:
             after[part][layer].copy_(new)
-        elif new.device.type == "cpu" and new.stride(3) == 1:
+        elif not call.is_fixed and new.device.type == "cpu" and new.stride(3) == 1:
             rows, heads, size, width = new.shape
             _core.write_slots(
                 (rows, heads, size, width * new.itemsize), new.itemsize,
@@ -237,7 +239,10 @@ class Rows(Cache):
         width: tokens of the longest row of the next call.
         is_even: whether all rows of the next call have as many.
         capacity: positions of a cache of fixed size, all of which every call reads; else None.
+        recorded: calls of a fixed shape on these buffers; None: none.
     """
+
+    recorded: Any = None
 
     def __init__(
         self, layers: list[Any], stacks: list[_Stack], lengths: Sequence[int], call: _Call
@@ -277,7 +282,8 @@ class Rows(Cache):
                 "target, or a call with the text before the drafts, has filled"
             )
         layers: list[Any] = list(cache.layers)
-        call, stacks, width = _Call(), [], int(cache.get_seq_length())
+        call, stacks = _Call(is_fixed=capacity is not None), []
+        width = int(cache.get_seq_length())
         for numbers, parts in _group_layers(layers):
             rows = len(parts[0][0])
             shifts = [width - length for length in lengths] if lengths else [0] * rows
@@ -298,6 +304,11 @@ class Rows(Cache):
         return None
 
     @property
+    def buffers(self) -> list[Tensor]:
+        """Keys, values, .. of all layers by shape, (L, R, heads, capacity, D) each."""
+        return [part for stack in self._stacks for part in stack.buffers]
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Rows and positions of the buffers."""
         first = self._stacks[0].buffers[0].shape
@@ -306,8 +317,7 @@ class Rows(Cache):
     @property
     def position_bytes(self) -> int:
         """Memory of a position of a text."""
-        parts = [part for stack in self._stacks for part in stack.buffers]
-        return sum(part[:, :1, :, :1].nbytes for part in parts)
+        return sum(part[:, :1, :, :1].nbytes for part in self.buffers)
 
     def reserve(self, rows: int, positions: int) -> None:
         """Make the buffers hold so many rows and positions."""
@@ -333,8 +343,8 @@ class Rows(Cache):
                 f"verify: the static cache has {self.capacity} positions, {start} of them in use; "
                 f"expected {size} free ones; make it longer by the drafts of a call"
             )
-        for stack in self._stacks:
-            stack.slots = torch.arange(start, start + size, device=stack.buffers[0].device)
+        for stack in self._stacks:  # outside of what is compiled
+            self.call.index(size, stack.buffers[0].device)
         return size
 
     def branch(self, texts: Sequence[int]) -> None:
@@ -402,26 +412,36 @@ class Rows(Cache):
             self.copy([(old, new, 0, self.lengths[old]) for old, new in moved])
         self.set_texts([self.lengths[text] for text in texts])
 
-    def part(self, first: int, count: int, length: int) -> Rows:
+    def part(self, first: int, count: int, length: int, *, is_fixed: bool = False) -> Rows:
         """The same memory of `count` rows, as texts of which `length` tokens are known."""
-        call, layers, stacks = _Call(), list(self.layers), {}
+        call, layers, stacks = _Call(is_fixed=is_fixed), list(self.layers), {}
         for number, layer in enumerate(self.layers):
             if isinstance(layer, RowLayer):
                 if layer.stack not in stacks:
                     rows = [buffer[:, first : first + count] for buffer in layer.stack.buffers]
                     stacks[layer.stack] = _Stack(rows)
+                    stacks[layer.stack].is_written = layer.stack.is_written
                 layers[number] = RowLayer(stacks[layer.stack], layer.number, call)
         return Rows(layers, list(stacks.values()), [length] * count, call)
 
+    def empty_like(self, rows: int, positions: int) -> Rows:
+        """Other buffers of the same layers, for calls that write to all of them."""
+        new = self.part(0, 1, 0)
+        for stack in new._stacks:
+            stack.buffers = [
+                _zeros(part, (len(part), rows, part.shape[2], positions, part.shape[4]))
+                for part in stack.buffers
+            ]
+            stack.is_written = True
+        return new
+
     def save(self, row: int, length: int) -> list[Tensor]:
         """A copy of the first positions of a row in all buffers."""
-        parts = (part for stack in self._stacks for part in stack.buffers)
-        return [part[:, row, :, :length].clone() for part in parts]
+        return [part[:, row, :, :length].clone() for part in self.buffers]
 
     def load(self, saved: Sequence[Tensor], row: int, length: int) -> None:
         """Copy the first positions of what `save` returned into a row."""
-        parts = (part for stack in self._stacks for part in stack.buffers)
-        for part, own in zip(parts, saved, strict=True):
+        for part, own in zip(self.buffers, saved, strict=True):
             part[:, row, :, :length] = own[:, :, :length]
 
     def read_text(self, row: int, length: int) -> list[tuple[Tensor, ...]]:

@@ -1,4 +1,4 @@
-"""The interface of target models, and its implementation for causal LMs.
+"""Causal LMs as targets.
 
 `lattice_bpd.models.lm_call` defines a target's logits and hidden states.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from lattice_bpd.extensions import TARGETS, load_extension
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.forward import LMOutput, call_forward, call_inner, has_own_call
+from lattice_bpd.models.forward import call_forward, call_inner, has_own_call
 from lattice_bpd.models.lm_call import (
     cache_argument,
     check_causal,
@@ -35,45 +35,10 @@ from lattice_bpd.verify.call_limits import (
 )
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_tree_refusal
+from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.recurrent_cache import Mixers, States, find_mixers, keeps_states
 
 Mask = Tensor | dict[str, Tensor]
-TargetOutput = LMOutput
-
-
-class TargetModel(Protocol):
-    """The interface that verification uses; `CausalLMTarget` wraps any causal LM.
-
-    Attributes:
-        device: of the inputs.
-        dtype: of the attention mask.
-        sliding_window: tokens in the window of sliding layers, the current one included; None
-            without one.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    sliding_window: int | None
-
-    def __call__(
-        self,
-        input_ids: Tensor,
-        cache: Any,
-        *,
-        attention_mask: Tensor | None = None,
-        windowed_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> TargetOutput:
-        """Run the target over (B, T) new tokens after the P of the cache, and append them to it.
-
-        attention_mask is (B, P + T) int64, or (B, 1, T, P + T) float that is added to the attention
-        scores; windowed_mask is the same for layers with a sliding window.
-        """
-        ...
-
-    def refuses_tree(self) -> str | None:
-        """Why the target cannot use tree attention (four-dimensional masks), or None."""
-        ...
 
 
 class CausalLMTarget:
@@ -98,6 +63,7 @@ class CausalLMTarget:
             for `encode`, and `read_prompts` takes what that returns. None without an encoder.
         is_recurrent: whether layers keep a recurrent or convolution state; see
             `lattice_bpd.verify.cache`.
+        is_recorded: whether calls are replayed, with the widths of `graphs`.
 
     Raises:
         TypeError: not a decoder-only causal LM with an output embedding.
@@ -107,6 +73,7 @@ class CausalLMTarget:
 
     decoder_prompt: list[int] | None = None
     stop_token_ids: frozenset[int] = frozenset()  # given by the caller
+    is_recorded = False
 
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
         base = unwrap_model(model.base if isinstance(model, BlockwiseLM) else model)

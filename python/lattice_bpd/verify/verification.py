@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from lattice_bpd import _core
 from lattice_bpd.verify.greedy import (
+    NAN,
     BatchVerification,
     TokenSelector,
     Verification,
@@ -40,11 +41,9 @@ from lattice_bpd.verify.greedy import (
 from lattice_bpd.verify.layout import lowest_number, mask_attention
 from lattice_bpd.verify.memory import refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.protocol import TargetModel, TargetOutput
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, verify_chain
 from lattice_bpd.verify.rows import Rows
-
-if TYPE_CHECKING:
-    from lattice_bpd.verify.target import TargetModel, TargetOutput
 
 LAYOUTS = ("auto", "tree", "rows")
 
@@ -114,12 +113,83 @@ def verify_trees(
                 target, state, trees, layout=layout, selectors=selectors,
                 num_predictions=num_predictions, keep_hidden=keep_hidden,
             )  # fmt: skip
-    follow = follow_greedy if selectors is None else partial(run_selectors, selectors)
+    follow: Any = follow_greedy if selectors is None else partial(run_selectors, selectors)
     if isinstance(state, RecurrentCache):
         return verify_chain(target, state, trees, layout, follow, num_predictions)
+    read = _replay(target, state, trees, layout, num_predictions)
+    if read is None:
+        read = _call_target(target, state, trees, layout, num_predictions)
+    output, indices = read.output, read.indices
+    if read.token_ids is not None and selectors is None:
+        followed = follow_tokens(read.token_ids, trees, output.logits, indices)
+    else:
+        followed = follow(trees, output.logits, indices)
+    hidden = output.hidden.flatten(0, 1)
+    verified = [
+        Verification(tokens, len(nodes) - 1, hidden[end], None, predicted)
+        for (nodes, tokens, end), predicted in zip(followed, read.predictions, strict=True)
+    ]
+    shape: Any = output.logits.shape[:2]
+    features = None if output.features is None else output.features.flatten(0, 1)
+    if features is not None or keep_hidden:
+        for number, (nodes, _, _) in enumerate(followed):
+            index_of = logits_index(indices, number, shape[1])
+            rows = [index_of(node) for node in nodes]
+            verified[number].features = None if features is None else features[rows]
+            verified[number].states = hidden[rows] if keep_hidden else None
+    if read.layout == "tree":
+        state.keep_nodes([nodes for nodes, _, _ in followed])
+    else:
+        kept = [end // shape[1] for _, _, end in followed]
+        state.keep_rows(kept, [len(nodes) for nodes, _, _ in followed])
+    return BatchVerification(
+        verified, read.layout, read.seconds, tuple(shape), read.predict_seconds
+    )
+
+
+class _Read(NamedTuple):
+    """What the target computed for all trees.
+
+    Attributes:
+        output: logits (R, T, V), hidden (R, T, D) and features.
+        indices: see Call.
+        predictions: of each tree; None: not requested.
+        layout: "tree" or "rows".
+        seconds: wall time of the call.
+        predict_seconds: that of the selection of predictions.
+        token_ids: R T ints, its choices, where the call made them; see `follow_tokens`.
+    """
+
+    output: TargetOutput
+    indices: list[npt.NDArray[np.int64]] | None
+    predictions: Sequence[Any]
+    layout: str
+    seconds: float
+    predict_seconds: float = 0.0
+    token_ids: list[int] | None = None
+
+
+def _replay(
+    target: TargetModel, state: Rows, trees: list[PrefixTree], layout: str, num_predictions: int
+) -> _Read | None:
+    """A recorded call, see `graphs`; None where there is none."""
+    if state.recorded is None or layout == "rows":
+        return None
+    start = time.perf_counter()
+    replayed = state.recorded.call(target, state, trees, num_predictions)
+    if replayed is None:
+        return None
+    output, seconds = replayed.output, time.perf_counter() - start
+    output = output._replace(hidden=output.hidden.clone())  # the next call writes over it
+    return _Read(output, None, replayed.predictions, "tree", seconds, 0.0, replayed.token_ids)
+
+
+def _call_target(
+    target: TargetModel, state: Rows, trees: list[PrefixTree], layout: str, num_predictions: int
+) -> _Read:
+    """A call of the target; see `verify_trees`."""
     layout = choose_layout(target, state, trees, layout)
     call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
-    size = call.input_ids.shape[1]
     try:
         if call.sequences is not None:
             state.branch(call.sequences)
@@ -127,32 +197,13 @@ def verify_trees(
         output = call.run(target, state)
     except (RuntimeError, MemoryError) as error:
         refuse_call(error, call.input_ids.shape, len(trees), layout)
-    seconds = time.perf_counter() - start
+    seconds, predictions = time.perf_counter() - start, None
     start = time.perf_counter()
-    predictions: Any = [None] * len(trees)
     if num_predictions:  # before selectors, which may change logits
         predictions = select_predictions(trees, output.logits, call.indices, num_predictions)
     predict_seconds = time.perf_counter() - start
-    followed = follow(trees, output.logits, call.indices)
-    hidden = output.hidden.flatten(0, 1)
-    verified = [
-        Verification(tokens, len(nodes) - 1, hidden[end], None, predicted)
-        for (nodes, tokens, end), predicted in zip(followed, predictions, strict=True)
-    ]
-    features = None if output.features is None else output.features.flatten(0, 1)
-    if features is not None or keep_hidden:
-        for number, (nodes, _, _) in enumerate(followed):
-            index_of = logits_index(call.indices, number, size)
-            rows = [index_of(node) for node in nodes]
-            verified[number].features = None if features is None else features[rows]
-            verified[number].states = hidden[rows] if keep_hidden else None
-    if layout == "tree":
-        state.keep_nodes([nodes for nodes, _, _ in followed])
-    else:
-        rows = [end // size for _, _, end in followed]
-        state.keep_rows(rows, [len(nodes) for nodes, _, _ in followed])
-    shape = (call.input_ids.shape[0], size)
-    return BatchVerification(verified, layout, seconds, shape, predict_seconds)
+    predictions = predictions or [None] * len(trees)
+    return _Read(output, call.indices, predictions, layout, seconds, predict_seconds)
 
 
 def lay_out_tree(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> Call:
@@ -282,10 +333,21 @@ def follow_greedy(
     """
     if logits.device.type == "cpu":
         return _core.follow_greedy(trees, logits.float().contiguous().numpy(), indices)
-    token_ids: list[int] = greedy_tokens(logits).flatten().tolist()
+    return follow_tokens(greedy_tokens(logits).flatten().tolist(), trees, logits, indices)
+
+
+def follow_tokens(
+    token_ids: list[int],
+    trees: Sequence[PrefixTree],
+    logits: Tensor,
+    indices: list[npt.NDArray[np.int64]] | None,
+) -> list[tuple[list[int], list[int], int]]:
+    """`follow_greedy` with the R T choices of the target; -1 where its logits hold NaN."""
     followed = []
     for number, tree in enumerate(trees):
         index_of = logits_index(indices, number, logits.shape[1])
         nodes, tokens = tree.follow(lambda node, at=index_of: token_ids[at(node)])  # type: ignore[misc]
+        if tokens[-1] < 0:
+            raise ValueError(NAN)
         followed.append((nodes, tokens, index_of(nodes[-1])))
     return followed

@@ -26,13 +26,17 @@ from lattice_bpd.draft.mixture import (
     source_names,
 )
 from lattice_bpd.lm.ngram import NGramLM
+from lattice_bpd.verify.graphs import WIDTHS
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.vocabulary import check_same_ids
 
 _LARGEST = SIZES[-1]  # draft tokens of a tree whose size is chosen by cost
 # Trees chosen by cost have few different sizes: the first call of a size compiles products for it.
 _GRID = np.array([0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
-ROUNDED_UP = _GRID[np.searchsorted(_GRID, np.arange(_LARGEST + 1))]
+_RECORDED = np.array([*(width - 1 for width in WIDTHS if width <= _LARGEST), _LARGEST])
+ROUNDED_UP, _FILLED = (
+    grid[np.searchsorted(grid, np.arange(_LARGEST + 1))] for grid in (_GRID, _RECORDED)
+)
 _SHARPNESS = 1.0  # see SharedNoise
 _PAUSES = (4, 256)  # steps without heads after steps in which they did not pay: first, longest
 _THREADED = 16  # sequences from which on several threads search
@@ -116,7 +120,9 @@ class MixtureDrafter(Drafter):
         if first.selector is not None and rejects(states):
             trees = sample_paths(states, texts, heads, self.max_nodes)
         else:
-            max_nodes, times = self._choose_sizes(costs, searched - start)
+            is_recorded = getattr(first.model.target, "is_recorded", False)
+            rounded = _FILLED if is_recorded else ROUNDED_UP
+            max_nodes, times = self._choose_sizes(costs, searched - start, rounded)
             trees = self._search(states, texts, heads, max_nodes, times)
             if self.has_heads and times is not None:
                 self._pause_heads(trees, were_read=heads is not None)
@@ -162,7 +168,7 @@ class MixtureDrafter(Drafter):
         return text
 
     def _choose_sizes(
-        self, costs: CallCosts, own_seconds: float
+        self, costs: CallCosts, own_seconds: float, rounded: npt.NDArray[np.int64]
     ) -> tuple[int, npt.NDArray[np.float64] | None]:
         """The most draft tokens, and the times of calls if they decide how many."""
         if not self.sizes_by_cost:
@@ -170,7 +176,7 @@ class MixtureDrafter(Drafter):
         measured = costs.next_to_measure()
         if measured is not None:
             return measured, None
-        return self.max_nodes, costs.times(self.max_nodes)[ROUNDED_UP] + own_seconds
+        return self.max_nodes, costs.times(self.max_nodes)[rounded] + own_seconds
 
     def _search(
         self,

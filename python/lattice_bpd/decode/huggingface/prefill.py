@@ -18,7 +18,7 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
 from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.lm_call import pass_cache
-from lattice_bpd.verify.target import TargetOutput
+from lattice_bpd.verify.protocol import TargetOutput
 
 # Inputs that `generate` passes only with the prompt, or that do not describe the text after it.
 PROMPT_INPUTS = frozenset(

@@ -13,7 +13,7 @@ from lattice_bpd.arguments import check_int
 from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.text_rules import TextRules, TokenRecords
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
-from lattice_bpd.verify.target import TargetOutput
+from lattice_bpd.verify.protocol import TargetOutput
 
 MAX_NEW_TOKENS = 64
 """Most tokens to decode if neither the caller nor a generation config sets it."""

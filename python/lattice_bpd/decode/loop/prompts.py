@@ -14,6 +14,7 @@ from lattice_bpd.decode.loop.arguments import Options, check_evaluation_mode
 from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.models.forward import check_hidden
 from lattice_bpd.token_ids import integer_array
+from lattice_bpd.verify.graphs import lend_rows
 from lattice_bpd.verify.greedy import NO_CANDIDATES, TokenSelector, Verification, greedy_tokens
 from lattice_bpd.verify.layout import pad_left
 from lattice_bpd.verify.memory import describe_lack_of_memory
@@ -107,14 +108,13 @@ def read_prompts(
         check_hidden(model.target.base, output.hidden)
     options.reread_length = _find_reread(model, prompts, options)
     most = max(options.limits) + options.max_draft_nodes + 1
-    state = (
-        RecurrentCache(cache, longest)
-        if model.target.is_recurrent
-        else Rows.from_cache(
-            cache, lengths, min(_MAX_EXTRA_CAPACITY, most),
-            longest + most if options.static_cache else None,
-        )
-    )  # fmt: skip
+    state: Rows | RecurrentCache
+    if model.target.is_recurrent:
+        state = RecurrentCache(cache, longest)
+    else:
+        fixed = longest + most if options.static_cache else None
+        state = Rows.from_cache(cache, lengths, min(_MAX_EXTRA_CAPACITY, most), fixed)
+        state = lend_rows(model.target, state, longest + most)
     tokens = first_tokens(output.logits[:, -1], selectors)
     if model.heads is not None and model.num_slots is None:  # the first call sets it
         model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)

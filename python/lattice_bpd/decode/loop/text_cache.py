@@ -22,9 +22,9 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.model_facts import version_of
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.cache import EMPTY
+from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.rows import Rows
-from lattice_bpd.verify.target import TargetOutput
 
 _RECORD = "_lattice_bpd_texts"  # attribute of a cache
 Layers = list[tuple[Tensor, ...]]

@@ -13,7 +13,7 @@ import copy
 from collections import deque
 from functools import partial
 from types import CellType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,7 @@ from transformers import (
 )
 from transformers.generation import logits_process
 
-from lattice_bpd.decode.state.text_rules import TextRules
-
-if TYPE_CHECKING:
-    from lattice_bpd.decode.state.text_rules import ProcessedSelector
+from lattice_bpd.decode.state.text_rules import ProcessedSelector, TextRules
 
 # Functions of a row's own tokens and scores, without state; `_own_parts` has what depends on rows.
 _ROW_WISE = frozenset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from transformers import (
 
 from lattice_bpd.models.hooks import device_of
 from lattice_bpd.verify.greedy import DraftCandidates, TokenSelector, greedy_tokens
-
-if TYPE_CHECKING:
-    from lattice_bpd.decode.state.batch_rules import BatchSteps
 
 # Sampling settings; without sampling transformers only warns about them.
 _SAMPLING = (
@@ -142,7 +139,7 @@ class TextRules:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     inputs: dict[str, Any] = field(default_factory=dict)
-    batch: BatchSteps | None = None
+    batch: SharedSteps | None = None
 
     @classmethod
     def plain(cls, prompt: Sequence[int], max_new_tokens: int) -> TextRules:
@@ -169,6 +166,31 @@ class TextRules:
     ) -> ProcessedSelector:
         """Wrap the selector of an acceptance rule; None: argmax."""
         return ProcessedSelector(self, selector, records)
+
+
+class SharedSteps(Protocol):
+    """The steps of `generate` on a whole batch; see `batch_rules.BatchSteps`."""
+
+    names: list[str]
+
+    def join(self, row: ProcessedSelector) -> int:
+        """Add the selector of the next row."""
+        ...
+
+    def add(
+        self, number: int, logits: Tensor, scores: Tensor, token: int,
+        processors: LogitsProcessorList,
+    ) -> None:  # fmt: skip
+        """Add a step of a row."""
+        ...
+
+    def finish(self) -> None:
+        """Take the remaining steps."""
+        ...
+
+    def refusal(self, what: str) -> ValueError:
+        """The error for processors that do something else to a row alone."""
+        ...
 
 
 class ProcessedSelector:

@@ -30,7 +30,7 @@ from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.cudnn import WITHOUT_CUDNN_ATTENTION
 from lattice_bpd.verify.greedy import Verification
-from lattice_bpd.verify.memory import describe_lack_of_memory
+from lattice_bpd.verify.memory import describe_lack_of_memory, free_memory
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
 from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.target import CausalLMTarget
@@ -319,9 +319,7 @@ def _count_positions(cache: Rows, device: torch.device) -> int:
     """The most cache positions of a batch."""
     if device.type != "cuda":
         return _POSITIONS
-    free = torch.cuda.mem_get_info(device)[0]
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(_SHARE * free / cache.position_bytes)
+    return int(_SHARE * free_memory(device) / cache.position_bytes)
 
 
 class _Rules:

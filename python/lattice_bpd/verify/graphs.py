@@ -1,0 +1,351 @@
+"""Calls of a fixed shape, recorded once and replayed: a GPU starts no kernels one by one.
+
+In small models starting kernels takes longer than a call. A CUDA graph starts all of them at once,
+with the same shapes and memory each time:
+
+    shape     R rows of W tokens, both powers of two, over buffers of C positions
+    inputs    lengths, token ids, positions and ancestors, in one copy
+    padding   rows and tokens beyond the trees write to the last position, which no text reads
+    outputs   logits and hidden states; of each token the argmax and the most probable tokens
+
+So texts live in buffers that outlast them, lent to one batch at a time; others decode without.
+`record_calls` turns this on. Models whose forward needs values on the host, such as mixtures of
+experts that count tokens, are not recorded: `find_record_refusal` tells why.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lattice_bpd import _core
+from lattice_bpd.models.forward import LMOutput, has_own_call
+from lattice_bpd.models.lm_call import unwrap_model
+from lattice_bpd.models.model_facts import facts_of
+from lattice_bpd.verify.greedy import Predictions
+from lattice_bpd.verify.layout import mask_positions
+from lattice_bpd.verify.memory import free_memory, is_lack_of_memory
+from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.rows import Rows
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+CAPACITIES = (1024, 4096, 16_384)
+_MOST_ROWS = 64
+_SHARE = 0.3  # of a GPU's free memory that lent buffers may take
+_LOGGER = logging.getLogger("lattice_bpd")
+_WANTED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_LOCK = threading.Lock()
+Body = Callable[[], tuple[LMOutput, Tensor, Tensor | None]]
+
+
+def record_calls(model: Any, *, on: bool = True) -> None:
+    """Record and replay the calls of a model on an NVIDIA GPU while it decodes.
+
+    Outputs stay the same up to the rounding of other kernels. Each new shape takes a moment, and
+    buffers of 1,024, 4,096 or 16,384 positions stay allocated, at most 0.3 of the free memory.
+
+    Args:
+        model: a causal LM of `transformers`, or a BlockwiseLM.
+        on: False: no longer, and forget what was recorded.
+    """
+    base = unwrap_model(getattr(model, "base", model))
+    _WANTED[base] = on
+    if not on:
+        facts_of(base).pop("recorded", None)
+
+
+def lend_rows(target: Any, rows: Rows, positions: int) -> Rows:
+    """The texts in buffers whose calls are replayed; the same rows where that is not possible.
+
+    Args:
+        target: a CausalLMTarget.
+        rows: texts of equal or different lengths.
+        positions: of the longest text, with its new tokens and drafts.
+    """
+    base = getattr(target, "base", None)
+    if base is None or not _WANTED.get(base, False) or not is_recordable(target.device):
+        return rows
+    lent = _lend(target, base, rows, positions)
+    target.is_recorded = lent.recorded is not None
+    return lent
+
+
+def _lend(target: Any, base: Any, rows: Rows, positions: int) -> Rows:
+    facts, count = facts_of(base), len(rows.lengths)
+    refusal = find_record_refusal(target, rows)
+    capacity = next((size for size in CAPACITIES if size > positions), None)
+    if refusal is None and (capacity is None or count > _MOST_ROWS):
+        refusal = f"{count} texts of {positions} positions are too many"
+    if refusal is not None:
+        if facts.get("recorded refusal") != refusal:
+            _LOGGER.info("calls are not recorded: %s", refusal)
+        facts["recorded refusal"] = refusal
+        return rows
+    with _LOCK:
+        known = facts.setdefault("recorded", [])
+        for one in known:
+            if one.fits(rows, capacity) and one.is_free:
+                return one.lend(rows)
+        needed = rows.position_bytes * (capacity or 0) * _power(count)
+        used = sum(one.num_bytes for one in known)
+        most = _SHARE * (free_memory(target.device) + used)
+        if used + needed > most:
+            known[:] = [one for one in known if not one.is_free]
+            if sum(one.num_bytes for one in known) + needed > most:
+                return rows
+        one = RecordedCalls(rows, _power(count), capacity or 0)
+        known.append(one)
+        return one.lend(rows)
+
+
+def find_record_refusal(target: Any, rows: Rows) -> str | None:
+    """Why calls of a target cannot be recorded, as far as is known before it is tried; or None."""
+    name, base = type(target.base).__name__, target.base
+    devices = {part.device for part in rows.buffers} | {one.device for one in base.parameters()}
+    if target.decoder_prompt is not None or target.is_recurrent:
+        return f"{name} keeps more than keys and values"
+    if len(devices) > 1:
+        return f"{name} is on several devices"
+    if rows.capacity is not None or len({part.shape[3] for part in rows.buffers}) > 1:
+        return "the cache has a fixed size, or holds images"
+    if target.limits.capacity is not None or target.limits.varies_from is not None:
+        return f"{name} counts the tokens of a call or a text on the host"
+    if any(has_own_call(module) for module in base.modules()):
+        return f"{name} has hooks, which do not run when a call is replayed"
+    if any(getattr(one, "_compiled_call_impl", None) is not None for one in base.modules()):
+        return f"parts of {name} are compiled"
+    refusal: str | None = target.refuses_tree()
+    return refusal or facts_of(base).get("record refusal")
+
+
+class Replayed(NamedTuple):
+    """What a replayed call returns.
+
+    Attributes:
+        output: logits (R, W, V), hidden (R, W, D) and features, until the next call.
+        token_ids: R W ints, the argmax of each row of logits; -1: they hold NaN.
+        predictions: of each tree; None: not requested.
+    """
+
+    output: LMOutput
+    token_ids: list[int]
+    predictions: list[Predictions | None]
+
+
+class RecordedCalls:
+    """The calls of one model over buffers of one size.
+
+    Args:
+        rows: texts, whose layers are copied.
+        num_rows: R of the buffers.
+        capacity: C.
+    """
+
+    def __init__(self, rows: Rows, num_rows: int, capacity: int) -> None:
+        self._buffers = rows.empty_like(num_rows, capacity)
+        self._lent: Any = None
+        self._calls: dict[tuple[int, int, int, tuple[int, ...]], _Shape | None] = {}
+        self._pool: Any = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the buffers."""
+        return sum(part.nbytes for part in self._buffers.buffers)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no batch has the buffers."""
+        return self._lent is None or self._lent() is None
+
+    def fits(self, rows: Rows, capacity: int | None) -> bool:
+        """Whether texts can have these buffers."""
+        own = self._buffers
+        pairs = zip(rows.buffers, own.buffers, strict=True)
+        return own.shape == (_power(len(rows.lengths)), capacity) and all(
+            one.dtype == other.dtype and one.device == other.device for one, other in pairs
+        )
+
+    def lend(self, rows: Rows) -> Rows:
+        """Copy texts into the buffers."""
+        count, longest = len(rows.lengths), max(rows.lengths)
+        lent = self._buffers.part(0, self._buffers.shape[0], 0)
+        for own, old in zip(lent.buffers, rows.buffers, strict=True):
+            own[:, :count, :, :longest] = old[:, :count, :, :longest]
+        lent.set_texts(rows.lengths)
+        lent.recorded, self._lent = self, weakref.ref(lent)
+        return lent
+
+    def call(
+        self, target: Any, state: Rows, trees: Sequence[PrefixTree], num_predictions: int
+    ) -> Replayed | None:
+        """Read the trees in one call; None: in none of these shapes."""
+        own = self._buffers.buffers
+        is_moved = any(
+            part.data_ptr() != one.data_ptr() for part, one in zip(state.buffers, own, strict=True)
+        )
+        size = next((one for one in WIDTHS if one >= max(map(len, trees))), None)
+        if is_moved or size is None or state.width + size >= self._buffers.shape[1]:
+            return None
+        num_rows = _power(len(trees))
+        key = (num_rows, size, num_predictions, target.feature_layers)
+        if key not in self._calls:
+            self._calls[key] = self._record(target, key)
+        shape = self._calls[key]
+        return None if shape is None else shape.run(trees, state.lengths)
+
+    def _record(self, target: Any, key: tuple[int, int, int, tuple[int, ...]]) -> _Shape | None:
+        facts = facts_of(target.base)
+        if "record refusal" in facts:
+            return None
+        shape = _Shape(self._buffers, *key[:3], device=target.device)
+        try:
+            shape.record(target, self)
+        except Exception as error:
+            if is_lack_of_memory(error):
+                refusal = "memory for a recording is lacking"
+            else:
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                refusal = f"{type(target.base).__name__} cannot be ({lines[0]})"
+                facts["record refusal"] = refusal
+            _LOGGER.info("calls are not recorded: %s", refusal)
+            return None
+        return shape
+
+    def new_recording(self, body: Body) -> Any:
+        """Record what `body` runs on the device."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return CudaRecording(body, self._pool)
+
+
+class _Shape:
+    """A call of R rows of W tokens, with its inputs and outputs."""
+
+    def __init__(
+        self, buffers: Rows, num_rows: int, size: int, num_predictions: int, device: torch.device
+    ) -> None:
+        self._rows, self._size, self._num_predictions = num_rows, size, num_predictions
+        self._cache = buffers.part(0, num_rows, 0, is_fixed=True)
+        self._capacity = buffers.shape[1]
+        numbers = num_rows * (2 + 2 * size)
+        self._num_bytes = 8 * numbers + num_rows * size * size
+        pinned = device.type == "cuda"
+        self._host = torch.zeros(self._num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._inputs = torch.zeros(self._num_bytes, dtype=torch.uint8, device=device)
+        self._recording: Any = None
+        self._numbers = 8 * numbers
+
+    def _fields(self, memory: Any, split: Callable[[Any, Any], Any]) -> list[Any]:
+        """Lengths and numbers of nodes (R,), ids and positions (R, W), who sees whom (R, W, W)."""
+        rows, size = self._rows, self._size
+        numbers = split(memory[: self._numbers], np.int64)
+        flat = rows * size
+        return [
+            numbers[:rows], numbers[rows : 2 * rows],
+            numbers[2 * rows : 2 * rows + flat].reshape(rows, size),
+            numbers[2 * rows + flat :].reshape(rows, size),
+            memory[self._numbers :].reshape(rows, size, size),
+        ]  # fmt: skip
+
+    def record(self, target: Any, owner: RecordedCalls) -> None:
+        """Record the call."""
+        fields = self._fields(self._inputs, lambda part, _: part.view(torch.int64))
+        cache, size, capacity, top_k = self._cache, self._size, self._capacity, None
+        if self._num_predictions:
+            top_k = min(self._num_predictions, target.vocab_size)
+
+        def body() -> tuple[LMOutput, Tensor, Tensor | None]:
+            starts, counts, ids, positions, attends = fields
+            steps = torch.arange(capacity, device=ids.device)
+            new = starts[:, None] + steps[:size]
+            new = torch.where(steps[:size] < counts[:, None], new, capacity - 1)
+            rows = torch.arange(len(starts), device=ids.device)[:, None]
+            cache.call.set_index(rows, new)
+            mask, windowed = mask_positions(
+                target, starts[:, None], steps, new, attends == 0, positions
+            )
+            output = target(
+                ids, cache, attention_mask=mask, windowed_mask=windowed, position_ids=positions
+            )
+            most, best = output.logits.max(dim=-1)
+            best = torch.where(most.isnan(), -1, best)[..., None]
+            if top_k is None:
+                return output, best, None
+            scores = output.logits.float()
+            top, top_ids = scores.topk(top_k, dim=-1)
+            top = top - scores.logsumexp(dim=-1, keepdim=True)
+            return output, torch.cat([best, top_ids], dim=-1), top
+
+        self._recording = owner.new_recording(body)
+
+    def run(self, trees: Sequence[PrefixTree], lengths: Sequence[int]) -> Replayed:
+        """Copy the inputs, replay the call, copy what decides on tokens."""
+        self._host.zero_()
+        starts, counts, ids, positions, attends = self._fields(
+            self._host.numpy(), lambda part, kind: part.view(kind)
+        )
+        count = len(trees)
+        starts[:count], counts[:count] = lengths, [len(tree) for tree in trees]
+        ids[:count], positions[:count] = _core.tree_inputs(trees, lengths, self._size)
+        attends[:count] = _core.node_masks(trees, self._size)
+        self._inputs.copy_(self._host, non_blocking=True)
+        output, chosen, scores = self._recording.replay()
+        numbers = chosen.cpu().numpy()
+        token_ids: list[int] = numbers[..., 0].reshape(-1).tolist()
+        if scores is None:
+            return Replayed(output, token_ids, [None] * count)
+        log_probs = scores.cpu().numpy()
+        top_ids = numbers[..., 1:].astype(np.int32)
+        top_ids[~np.isfinite(log_probs).all(axis=-1)] = -1
+        predictions: list[Predictions | None] = [
+            Predictions(tree, top_ids[row, : len(tree)], log_probs[row, : len(tree)])
+            for row, tree in enumerate(trees)
+        ]
+        return Replayed(output, token_ids, predictions)
+
+
+class CudaRecording:
+    """What a function runs on a GPU, as a graph.
+
+    Raises:
+        RuntimeError: it waits for values of the device, or uses what cannot be recorded.
+    """
+
+    def __init__(self, body: Body, pool: Any) -> None:
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        before = torch.cuda.get_sync_debug_mode()
+        try:
+            with torch.cuda.stream(side):
+                body()  # initializes libraries, which may wait
+                torch.cuda.set_sync_debug_mode("error")
+                body()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            current.wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            self._output = body()
+
+    def replay(self) -> Any:
+        """Run it again; the outputs are in the same memory each time."""
+        self._graph.replay()
+        return self._output
+
+
+def is_recordable(device: torch.device) -> bool:
+    """Whether calls on a device are recorded."""
+    return device.type == "cuda"
+
+
+def _power(count: int) -> int:
+    """The power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,344 @@
+"""Recorded calls: a stand-in for CUDA graphs replays the same operations on the same memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+import weakref
+import zlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import CONFIG_MAPPING
+
+import tiny_models
+from architectures import Architecture, list_architectures
+from blockwise_models import model_of
+from config_overrides import NOT_BUILT
+from lattice_bpd.decode import decode, generate
+from lattice_bpd.decode.loop import decode as decode_module
+from lattice_bpd.verify import CausalLMTarget, PrefixTree, Sampled, graphs, record_calls
+from lattice_bpd.verify.graphs import RecordedCalls
+from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.rows import Rows
+from lattice_bpd.verify.verification import follow_greedy, follow_tokens, verify_trees
+from lattice_bpd_conformance.cases import Case, random_prompts
+from lattice_bpd_conformance.check import Checker
+from planted_drafts import PlantedDrafts
+from target_models import ATTENTION, COUNT, PROMPTS, VOCAB, build_target, generated
+from tiny_models import make_tiny_model
+
+ALL = os.environ.get("LATTICE_BPD_ALL_ARCHITECTURES", "0") not in ("", "0")
+CHOSEN = [
+    one
+    for one in list_architectures()
+    if one.name == one.model_type and one.name not in NOT_BUILT
+    and (ALL or zlib.crc32(one.name.encode()) % 12 == 0)
+]  # fmt: skip
+OPTIONS: dict[str, Any] = {"max_new_tokens": COUNT, "cpu_kernels": False}
+NOT_RECORDED = {"gemma3n", "llama4"}
+WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item")
+
+
+class Operations(TorchDispatchMode):
+    """Records operations with the tensors that they read and wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in WAITS:
+            raise RuntimeError(f"{func} waits for the device")
+        output = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, output))
+        return output
+
+
+class Recording:
+    """Runs recorded operations again: what was no operation on tensors stays as it was."""
+
+    made = replayed = 0
+
+    def __init__(self, body: Any) -> None:
+        type(self).made += 1
+        with Operations() as operations:
+            self.output = body()
+        self.calls = operations.calls
+
+    def replay(self) -> Any:
+        type(self).replayed += 1
+        for func, args, kwargs, output in self.calls:
+            again = func(*args, **kwargs)
+            for new, old in zip(tree_leaves(again), tree_leaves(output), strict=True):
+                if isinstance(old, torch.Tensor) and new.data_ptr() != old.data_ptr():
+                    old.copy_(new)
+        return self.output
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Recording]]:
+    monkeypatch.setattr(graphs, "is_recordable", lambda _device: True)
+    monkeypatch.setattr(graphs, "CAPACITIES", (512, 1024))
+    monkeypatch.setattr(RecordedCalls, "new_recording", lambda _own, body: Recording(body))
+    Recording.made = Recording.replayed = 0
+    yield Recording
+    for model in list(graphs._WANTED):
+        record_calls(model, on=False)
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_replayed_calls_decode_as_generate_does(kind: str) -> None:
+    """Trees of several widths; the second text is in the buffers of the first."""
+    model, outputs = build_target(kind), generated(kind)
+    record_calls(model)
+    for prompt, output in zip(PROMPTS[:2], outputs[:2], strict=True):
+        for num_drafts in (1, 2):
+            drafter = PlantedDrafts(output, VOCAB, num_drafts=num_drafts)
+            assert decode(model, prompt, drafter, **OPTIONS).token_ids == output
+    is_recorded = kind not in NOT_RECORDED and CausalLMTarget(model).refuses_tree() is None
+    assert (Recording.replayed > 3 * Recording.made > 0) == is_recorded
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "roberta"])
+def test_batches_that_progress_at_different_speeds(kind: str) -> None:
+    """Three texts have four rows; those that end first leave them to the others."""
+    model, outputs = build_target(kind), generated(kind)
+    record_calls(model)
+    drafters = [
+        PlantedDrafts(output, VOCAB, wrong=wrong)
+        for output, wrong in zip(outputs, (2, 3, 5), strict=True)
+    ]
+    for _ in range(2):
+        results = decode(model, PROMPTS, drafters, **OPTIONS)
+        assert [one.token_ids for one in results] == outputs
+    assert Recording.replayed > Recording.made > 0
+
+
+def test_predictions_and_heads_of_a_replayed_call() -> None:
+    """The default drafter reads the most probable tokens, heads the hidden states."""
+    model = model_of("llama")
+    prompt = [3, 1, 4, 1, 5]
+    options = {"max_new_tokens": 40, "cpu_kernels": False}
+    plain = [generate(model, prompt, kind, **options) for kind in ("mixture", "bpd")]
+    record_calls(model)
+    replayed = [generate(model, prompt, kind, **options) for kind in ("mixture", "bpd")]
+    for one, other in zip(plain, replayed, strict=True):
+        assert one.token_ids == other.token_ids
+    assert plain[1].stats.accept_lengths == replayed[1].stats.accept_lengths
+    assert Recording.replayed > 10
+    rule = Sampled(temperature=1.5, seed=4)
+    record_calls(model, on=False)
+    sampled = generate(model, prompt, "mixture", acceptance=rule, **options).token_ids
+    record_calls(model)
+    again = generate(model, prompt, "mixture", acceptance=rule, **options).token_ids
+    assert again == sampled != plain[0].token_ids
+
+
+@pytest.mark.parametrize("architecture", CHOSEN, ids=lambda one: one.name)
+def test_architectures_are_recorded_or_decode_as_before(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    monkeypatch.setattr(decode_module, "kernels_in_call", lambda *_, **__: nullcontext())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = CONFIG_MAPPING[architecture.model_type]()
+        model = make_tiny_model(getattr(transformers, architecture.class_name), config)
+        record_calls(model)
+        checker = Checker(model, random_prompts(tiny_models.VOCAB))
+        cases = [Case("greedy", 1), Case("mixture", 1), Case("mixture", 3), Case("tree", 3, "tree")]
+        verdicts = checker.run(cases)
+    assert verdicts
+    assert not [verdict for verdict in verdicts if verdict.failed]
+    record_property("replayed", Recording.replayed)
+
+
+def lent_state(model: Any, prompts: list[list[int]]) -> tuple[CausalLMTarget, Rows, Rows]:
+    """Texts of one length, in plain rows and in lent ones."""
+    target = CausalLMTarget(model)
+    _, cache = target.read_prompts(torch.tensor(prompts))
+    plain = Rows.from_cache(cache)
+    _, cache = target.read_prompts(torch.tensor(prompts))
+    return target, plain, graphs.lend_rows(target, Rows.from_cache(cache), 300)
+
+
+def test_what_a_replayed_call_returns() -> None:
+    """Of random trees in random widths, against a call of their own size."""
+    model, rng = build_target("gemma2"), np.random.default_rng(3)
+    record_calls(model)
+    prompts = rng.integers(0, VOCAB, (3, 11)).tolist()
+    target, plain, lent = lent_state(model, prompts)
+    assert lent.recorded is not None
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for _ in range(30):
+        trees = []
+        for _ in prompts:
+            parents = [-1, *(int(rng.integers(0, n)) for n in range(1, int(rng.integers(1, 9))))]
+            ids = rng.integers(0, VOCAB, len(parents)).tolist()
+            trees.append(PrefixTree(ids, parents))
+        first, second = (
+            verify_trees(target, state, trees, layout="tree", num_predictions=3, keep_hidden=True)
+            for state in (plain, lent)
+        )
+        for one, other in zip(first.sequences, second.sequences, strict=True):
+            assert one.token_ids == other.token_ids
+            torch.testing.assert_close(one.states, other.states, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(one.hidden, other.hidden, atol=1e-4, rtol=1e-4)
+            assert one.predictions is not None
+            assert other.predictions is not None
+            np.testing.assert_array_equal(one.predictions.token_ids, other.predictions.token_ids)
+            np.testing.assert_allclose(
+                one.predictions.log_probs, other.predictions.log_probs, atol=1e-4
+            )
+            kept.append((other.hidden, other.hidden.clone()))
+        assert plain.lengths == lent.lengths
+    assert all(torch.equal(one, before) for one, before in kept)  # later calls leave them
+    assert second.shape == (4, 8)
+
+
+def test_padding_that_holds_no_number_reaches_no_text() -> None:
+    """The last position, rows beyond the texts, and logits of padded tokens."""
+    model, outputs = build_target("llama"), generated("llama")
+    record_calls(model)
+    drafters = [PlantedDrafts(output, VOCAB, num_slots=5) for output in outputs]
+    decode(model, PROMPTS, drafters, **OPTIONS)
+    (calls,) = graphs.facts_of(model)["recorded"]
+    with torch.inference_mode():
+        for buffer in calls._buffers.buffers:
+            assert bool(buffer.isfinite().all())
+            buffer[:, 3] = 1e30  # a row that no text has
+    results = decode(model, PROMPTS, drafters, **OPTIONS)
+    assert [one.token_ids for one in results] == outputs
+
+
+def test_logits_that_hold_nan_are_an_error() -> None:
+    model = build_target.__wrapped__("llama")
+    record_calls(model)
+    target, _, lent = lent_state(model, [[3, 1, 4]])
+    verify_trees(target, lent, [PrefixTree([7], [-1])])
+    with torch.no_grad():
+        model.lm_head.weight[5] = float("nan")  # in the memory that was recorded
+    with pytest.raises(ValueError, match="logits hold NaN"):
+        verify_trees(target, lent, [PrefixTree([7], [-1])])
+    assert Recording.replayed == 2
+
+
+def test_buffers_are_lent_to_one_batch_at_a_time() -> None:
+    model = build_target("llama")
+    record_calls(model)
+    target, _, first = lent_state(model, [[3, 1, 4]])
+    _, _, second = lent_state(model, [[1, 5, 9]])
+    assert first.recorded is not second.recorded
+    assert first.buffers[0].data_ptr() != second.buffers[0].data_ptr()
+    known = first.recorded
+    del first
+    _, _, third = lent_state(model, [[2, 6, 5]])
+    assert third.recorded is known  # at once, without the garbage collector
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.0)  # the model has changed
+    _, _, fourth = lent_state(model, [[2, 6, 5]])
+    assert fourth.recorded is not known
+    del target, second, third, fourth
+
+
+def test_memory_of_buffers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that no text has make way for others; else texts are decoded without."""
+    model = build_target.__wrapped__("llama")
+    record_calls(model)
+    _, _, one = lent_state(model, [[3, 1, 4]])
+    size = one.recorded.num_bytes
+    assert size == 2 * 2 * 2 * 512 * 8 * 4  # layers, keys and values, heads, positions, bytes
+    monkeypatch.setattr(graphs, "free_memory", lambda _device: 3.1 / 0.3 * size - size)
+    _, _, two = lent_state(model, [[3, 1, 4], [1, 5, 9]])
+    assert two.recorded is not None
+    _, _, other = lent_state(model, [[3, 1, 4]])
+    assert other.recorded is None
+    del one
+    monkeypatch.setattr(graphs, "free_memory", lambda _device: 3.1 / 0.3 * size - 3 * size)
+    _, _, other = lent_state(model, [[3, 1, 4]])
+    assert other.recorded is not None
+    assert len(graphs.facts_of(model)["recorded"]) == 2
+
+
+def test_texts_that_outgrow_the_buffers_go_on_without() -> None:
+    model = build_target("llama")
+    record_calls(model)
+    target, plain, lent = lent_state(model, [[3, 1, 4], [1, 5, 9]])
+    tree = PrefixTree.from_drafts(7, [[1, 2]])
+    verify_trees(target, lent, [tree, tree])
+    verify_trees(target, plain, [tree, tree])
+    assert Recording.replayed == 1
+    lent.keep_sequences([1, 0])  # other memory
+    plain.keep_sequences([1, 0])
+    for layout in ("tree", "rows"):
+        both = [verify_trees(target, state, [tree, tree], layout=layout) for state in (plain, lent)]
+        ids = [[one.token_ids for one in each.sequences] for each in both]
+        assert ids[0] == ids[1]
+    assert Recording.replayed == 1
+
+
+def test_what_is_not_recorded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is in the log once, and the output is that of `generate`."""
+    caplog.set_level("INFO", "lattice_bpd")
+    model, output = build_target.__wrapped__("gemma3n"), generated("gemma3n")[0]
+    record_calls(model)
+    for _ in range(2):
+        drafter = PlantedDrafts(output, VOCAB)
+        assert decode(model, PROMPTS[0], drafter, **OPTIONS).token_ids == output
+    assert caplog.text.count("cannot be (aten.is_nonzero") == 2  # tried, then refused
+    model, output = build_target("llama"), generated("llama")[0]
+    record_calls(model)
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert decode(model, PROMPTS[0], PlantedDrafts(output, VOCAB), **OPTIONS).token_ids == output
+    assert "has hooks, which do not run" in caplog.text
+    handle.remove()
+    monkeypatch.setattr(graphs, "CAPACITIES", (64,))
+    assert decode(model, PROMPTS[0], PlantedDrafts(output, VOCAB), **OPTIONS).token_ids == output
+    assert "1 texts of" in caplog.text
+    monkeypatch.setattr(graphs, "CAPACITIES", (512,))
+    monkeypatch.setattr(graphs, "free_memory", lambda _device: 1e5)
+    assert decode(model, PROMPTS[0], PlantedDrafts(output, VOCAB), **OPTIONS).token_ids == output
+    assert Recording.replayed == 0
+
+
+def test_recordings_keep_no_model() -> None:
+    model = build_target.__wrapped__("llama")
+    record_calls(model)
+    decode(model, PROMPTS[0], PlantedDrafts([1] * COUNT, VOCAB), **OPTIONS)
+    assert Recording.made
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_choices_made_on_the_device_are_followed_alike(count: int) -> None:
+    """All trees of up to five nodes, with choices that agree here and there."""
+    rng = np.random.default_rng(count)
+    shapes = [[-1]]
+    for node in range(1, count):
+        shapes = [[*shape, parent] for shape in shapes for parent in range(node)]
+    for parents in shapes:
+        for _ in range(4):
+            logits = torch.from_numpy(rng.normal(size=(1, 8, 3)).astype(np.float32))
+            tree = PrefixTree([0, *rng.integers(0, 3, count - 1).tolist()], parents)
+            choices = greedy_tokens(logits).flatten().tolist()
+            expected = follow_greedy([tree], logits, None)
+            assert follow_tokens(choices, [tree], logits, None) == expected
+            choices[expected[0][0][-1]] = -1
+            with pytest.raises(ValueError, match="logits hold NaN"):
+                follow_tokens(choices, [tree], logits, None)
