@@ -94,7 +94,7 @@ def test_an_llm_by_every_strategy(load: Any, folder: Path, monkeypatch: pytest.M
     ours = [
         f"mixture, {sources}, {size}{predictions}"
         for sources in ("text", "text + LM")
-        for size in ("16 nodes", "any size")
+        for size in ("16 nodes", "36 nodes", "any size")
         for predictions in ("", ", no predictions")
     ]
     ours += ["greedy, kernels of the core", "drafter of the folder"]

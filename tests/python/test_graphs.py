@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import warnings
@@ -47,8 +48,13 @@ CHOSEN = [
     and (ALL or zlib.crc32(one.name.encode()) % 12 == 0)
 ]  # fmt: skip
 OPTIONS: dict[str, Any] = {"max_new_tokens": COUNT, "cpu_kernels": False}
-NOT_RECORDED = {"gemma3n", "llama4"}
+SOMETIMES = {"gemma3n"}  # transformers looks at values, or not
 WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "item")
+
+
+def fresh_target(kind: str) -> Any:
+    """One that no other test has changed."""
+    return build_target.__wrapped__(kind)
 
 
 class Operations(TorchDispatchMode):
@@ -101,20 +107,21 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Recording]]:
 @pytest.mark.parametrize("kind", ATTENTION)
 def test_replayed_calls_decode_as_generate_does(kind: str) -> None:
     """Trees of several widths; the second text is in the buffers of the first."""
-    model, outputs = build_target(kind), generated(kind)
+    model, outputs = fresh_target(kind), generated(kind)
     record_calls(model)
     for prompt, output in zip(PROMPTS[:2], outputs[:2], strict=True):
         for num_drafts in (1, 2):
             drafter = PlantedDrafts(output, VOCAB, num_drafts=num_drafts)
             assert decode(model, prompt, drafter, **OPTIONS).token_ids == output
-    is_recorded = kind not in NOT_RECORDED and CausalLMTarget(model).refuses_tree() is None
-    assert (Recording.replayed > 3 * Recording.made > 0) == is_recorded
+    is_recorded = CausalLMTarget(model).refuses_tree() is None
+    if kind not in SOMETIMES:
+        assert (Recording.replayed > 3 * Recording.made > 0) == is_recorded
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "roberta"])
 def test_batches_that_progress_at_different_speeds(kind: str) -> None:
     """Three texts have four rows; those that end first leave them to the others."""
-    model, outputs = build_target(kind), generated(kind)
+    model, outputs = fresh_target(kind), generated(kind)
     record_calls(model)
     drafters = [
         PlantedDrafts(output, VOCAB, wrong=wrong)
@@ -128,7 +135,7 @@ def test_batches_that_progress_at_different_speeds(kind: str) -> None:
 
 def test_predictions_and_heads_of_a_replayed_call() -> None:
     """The default drafter reads the most probable tokens, heads the hidden states."""
-    model = model_of("llama")
+    model = copy.deepcopy(model_of("llama"))
     prompt = [3, 1, 4, 1, 5]
     options = {"max_new_tokens": 40, "cpu_kernels": False}
     plain = [generate(model, prompt, kind, **options) for kind in ("mixture", "bpd")]
@@ -175,7 +182,7 @@ def lent_state(model: Any, prompts: list[list[int]]) -> tuple[CausalLMTarget, Ro
 
 def test_what_a_replayed_call_returns() -> None:
     """Of random trees in random widths, against a call of their own size."""
-    model, rng = build_target("gemma2"), np.random.default_rng(3)
+    model, rng = fresh_target("gemma2"), np.random.default_rng(3)
     record_calls(model)
     prompts = rng.integers(0, VOCAB, (3, 11)).tolist()
     target, plain, lent = lent_state(model, prompts)
@@ -209,7 +216,7 @@ def test_what_a_replayed_call_returns() -> None:
 
 def test_padding_that_holds_no_number_reaches_no_text() -> None:
     """The last position, rows beyond the texts, and logits of padded tokens."""
-    model, outputs = build_target("llama"), generated("llama")
+    model, outputs = fresh_target("llama"), generated("llama")
     record_calls(model)
     drafters = [PlantedDrafts(output, VOCAB, num_slots=5) for output in outputs]
     decode(model, PROMPTS, drafters, **OPTIONS)
@@ -223,7 +230,7 @@ def test_padding_that_holds_no_number_reaches_no_text() -> None:
 
 
 def test_logits_that_hold_nan_are_an_error() -> None:
-    model = build_target.__wrapped__("llama")
+    model = fresh_target("llama")
     record_calls(model)
     target, _, lent = lent_state(model, [[3, 1, 4]])
     verify_trees(target, lent, [PrefixTree([7], [-1])])
@@ -235,7 +242,7 @@ def test_logits_that_hold_nan_are_an_error() -> None:
 
 
 def test_buffers_are_lent_to_one_batch_at_a_time() -> None:
-    model = build_target("llama")
+    model = fresh_target("llama")
     record_calls(model)
     target, _, first = lent_state(model, [[3, 1, 4]])
     _, _, second = lent_state(model, [[1, 5, 9]])
@@ -254,7 +261,7 @@ def test_buffers_are_lent_to_one_batch_at_a_time() -> None:
 
 def test_memory_of_buffers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that no text has make way for others; else texts are decoded without."""
-    model = build_target.__wrapped__("llama")
+    model = fresh_target("llama")
     record_calls(model)
     _, _, one = lent_state(model, [[3, 1, 4]])
     size = one.recorded.num_bytes
@@ -272,7 +279,7 @@ def test_memory_of_buffers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_texts_that_outgrow_the_buffers_go_on_without() -> None:
-    model = build_target("llama")
+    model = fresh_target("llama")
     record_calls(model)
     target, plain, lent = lent_state(model, [[3, 1, 4], [1, 5, 9]])
     tree = PrefixTree.from_drafts(7, [[1, 2]])
@@ -293,14 +300,20 @@ def test_what_is_not_recorded(
 ) -> None:
     """The reason is in the log once, and the output is that of `generate`."""
     caplog.set_level("INFO", "lattice_bpd")
-    model, output = build_target.__wrapped__("gemma3n"), generated("gemma3n")[0]
+    model, output = fresh_target("llama"), generated("llama")[0]
     record_calls(model)
-    for _ in range(2):
-        drafter = PlantedDrafts(output, VOCAB)
-        assert decode(model, PROMPTS[0], drafter, **OPTIONS).token_ids == output
-    assert caplog.text.count("cannot be (aten.is_nonzero") == 2  # tried, then refused
-    model, output = build_target("llama"), generated("llama")[0]
-    record_calls(model)
+    mlp: Any = type(model.model.layers[0].mlp)
+    inner = mlp.forward
+
+    def waits(self: Any, states: torch.Tensor) -> Any:
+        return inner(self, states) if bool(states.isfinite().all()) else states
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlp, "forward", waits)
+        for _ in range(2):
+            drafter = PlantedDrafts(output, VOCAB)
+            assert decode(model, PROMPTS[0], drafter, **OPTIONS).token_ids == output
+    assert caplog.text.count("LlamaForCausalLM cannot be (aten.is_nonzero") == 2  # then refused
     handle = model.model.layers[0].register_forward_hook(lambda *_: None)
     assert decode(model, PROMPTS[0], PlantedDrafts(output, VOCAB), **OPTIONS).token_ids == output
     assert "has hooks, which do not run" in caplog.text
@@ -315,7 +328,7 @@ def test_what_is_not_recorded(
 
 
 def test_recordings_keep_no_model() -> None:
-    model = build_target.__wrapped__("llama")
+    model = fresh_target("llama")
     record_calls(model)
     decode(model, PROMPTS[0], PlantedDrafts([1] * COUNT, VOCAB), **OPTIONS)
     assert Recording.made

@@ -238,7 +238,9 @@ class _Shape:
         numbers = num_rows * (2 + 2 * size)
         self._num_bytes = 8 * numbers + num_rows * size * size
         pinned = device.type == "cuda"
-        self._host = torch.zeros(self._num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._host = torch.zeros(
+            self._num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned
+        )
         self._inputs = torch.zeros(self._num_bytes, dtype=torch.uint8, device=device)
         self._recording: Any = None
         self._numbers = 8 * numbers
