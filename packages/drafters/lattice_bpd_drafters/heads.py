@@ -140,7 +140,8 @@ class BlockDrafterHeads:
     def _features(self, states: Sequence[DecodeState], tokens: Tensor) -> Tensor:
         """(B, m, F) features of tokens (B, m); F is 0 for a drafter that reads tokens only."""
         if not self.hidden_layers:
-            return states[0].hidden.new_empty(*tokens.shape, 0)
+            hidden: Tensor = states[0].hidden
+            return hidden.new_empty(*tokens.shape, 0)
         return pad_sequence([state.take_features() for state in states], batch_first=True)
 
     def _cache_of(self, states: Sequence[DecodeState]) -> BlockCache:

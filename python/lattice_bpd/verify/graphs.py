@@ -93,7 +93,8 @@ def _lend(target: Any, base: Any, rows: Rows, positions: int) -> Rows:
         known = facts.setdefault("recorded", [])
         for one in known:
             if one.fits(rows, capacity) and one.is_free:
-                return one.lend(rows)
+                lent: Rows = one.lend(rows)
+                return lent
         needed = rows.position_bytes * (capacity or 0) * _power(count)
         used = sum(one.num_bytes for one in known)
         most = _SHARE * (free_memory(target.device) + used)
@@ -322,7 +323,7 @@ class CudaRecording:
     """
 
     def __init__(self, body: Body, pool: Any) -> None:
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(current)
         before = torch.cuda.get_sync_debug_mode()
         try:

@@ -197,12 +197,12 @@ def _call_target(
         output = call.run(target, state)
     except (RuntimeError, MemoryError) as error:
         refuse_call(error, call.input_ids.shape, len(trees), layout)
-    seconds, predictions = time.perf_counter() - start, None
+    seconds = time.perf_counter() - start
     start = time.perf_counter()
+    predictions: list[Any] = [None] * len(trees)
     if num_predictions:  # before selectors, which may change logits
         predictions = select_predictions(trees, output.logits, call.indices, num_predictions)
     predict_seconds = time.perf_counter() - start
-    predictions = predictions or [None] * len(trees)
     return _Read(output, call.indices, predictions, layout, seconds, predict_seconds)
 
 

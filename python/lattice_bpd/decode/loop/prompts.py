@@ -113,8 +113,8 @@ def read_prompts(
         state = RecurrentCache(cache, longest)
     else:
         fixed = longest + most if options.static_cache else None
-        state = Rows.from_cache(cache, lengths, min(_MAX_EXTRA_CAPACITY, most), fixed)
-        state = lend_rows(model.target, state, longest + most)
+        rows: Rows = Rows.from_cache(cache, lengths, min(_MAX_EXTRA_CAPACITY, most), fixed)
+        state = lend_rows(model.target, rows, longest + most)
     tokens = first_tokens(output.logits[:, -1], selectors)
     if model.heads is not None and model.num_slots is None:  # the first call sets it
         model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
