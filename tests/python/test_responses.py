@@ -13,8 +13,12 @@ import torch
 
 from build_runs import chat_tokenizer
 from lattice_bpd import FormatError
-from lattice_bpd.decode import generate
-from lattice_bpd.decode.loop.engine import Engine
+from lattice_bpd.decode import DraftingModel, generate
+from lattice_bpd.decode.drafters import NoDrafter
+from lattice_bpd.decode.loop.arguments import Options
+from lattice_bpd.decode.loop.engine import Engine, Request
+from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.train.responses import generation
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.formats import Chat
@@ -22,6 +26,7 @@ from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.train.responses.prompts import encode_prompt, read_chats
 from lattice_bpd.train.responses.store import ResponseStore
 from lattice_bpd.verify import CausalLMTarget, Sampled
+from lattice_bpd.verify.greedy import Verification
 from target_models import VOCAB, build_target
 from test_call_limits import LENGTHS, build, text_of
 
@@ -136,6 +141,28 @@ def test_what_prompts_share_is_read_once(
     rest = sum(len(prompt) - len(head) for prompt in prompts[:8])
     if CausalLMTarget(model).sliding_window is None:  # else prompts beyond it are read whole
         assert sum(read) < len(head) + 2 * rest + 3 * 10
+
+
+def test_a_start_of_the_last_text_that_ended() -> None:
+    """Two end in the same step; the next prompt begins as that in row 1."""
+    model = build_target("llama")
+    one, other = random_prompts(2, 1, 5)[0] * 20, list(range(20, 45))
+    prompts = [one, [*other, 3], [*other, 4, 9, 17]]
+    found = list(generate_responses(model, prompts, NEW, stop_token_ids=(), batch_size=2))
+    for response in found:
+        expected = plain(model, prompts[response.prompt], eos_token_id=None)
+        assert response.token_ids == expected
+    assert len(found) == 3
+
+
+def test_states_end_with_the_text() -> None:
+    model = DraftingModel(build_target("llama"))
+    engine = Engine(model, Options([], [], frozenset({7})), None, {}, keep_hidden=True)  # type: ignore[arg-type]
+    request = Request(DecodeState(model, [1], 1, None, 5, DecodeStats()), NoDrafter())
+    states = torch.arange(6.0).reshape(3, 2)
+    engine.append(request, Verification([4, 7, 9], 2, states[2], states=states))
+    assert request.state.new_tokens == [4, 7]
+    assert torch.equal(torch.cat(request.hidden), states[:2])
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
