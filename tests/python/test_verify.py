@@ -169,7 +169,7 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
         for number in going:
             rest = wanted[number][len(tokens[number]) - len(prompts[number]) :]
             drafts = rng.integers(0, VOCAB, (2, 4)).tolist()
-            if number == going[step % 3]:  # in turn, so that the others fall behind
+            if number == going[step % 3]:  # in turn, so that texts differ in length
                 others = draft_around(rng, rest) if step % 2 else [[(rest[0] + 1) % VOCAB]]
                 drafts = [*others, rest[:7]]
             trees.append(PrefixTree.from_drafts(tokens[number][-1], drafts))

@@ -271,7 +271,7 @@ class Rows(Cache):
             capacity: of a cache of fixed size, for one text.
 
         Raises:
-                ValueError: an empty cache, or one that cannot be rolled back; see `check_cache`.
+            ValueError: an empty cache, or one that cannot be rolled back; see `check_cache`.
         """
         if isinstance(cache, Rows):
             return cache

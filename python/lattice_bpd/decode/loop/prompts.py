@@ -127,12 +127,12 @@ def read_prompts(
 
 def first_tokens(logits: Tensor, selectors: Sequence[TokenSelector | None]) -> list[list[int]]:
     """The exact token after each prompt, from (B, V) logits; none where the text has ended."""
+    if selectors[0] is None:  # then all are
+        return [[token] for token in greedy_tokens(logits).tolist()]
     chosen = [
         None if selector is None else selector.choose(row, NO_CANDIDATES)
         for selector, row in zip(selectors, logits, strict=True)
     ]
-    if selectors[0] is None:
-        chosen = greedy_tokens(logits).tolist()
     return [[] if token is None else [token] for token in chosen]
 
 
