@@ -84,7 +84,7 @@ def _lend(target: Any, base: Any, rows: Rows, positions: int) -> Rows:
     capacity = next((size for size in CAPACITIES if size > positions), None)
     if refusal is None and (capacity is None or count > _MOST_ROWS):
         refusal = f"{count} texts of {positions} positions are too many"
-    if refusal is not None:
+    if refusal is not None or capacity is None:
         if facts.get("recorded refusal") != refusal:
             _LOGGER.info("calls are not recorded: %s", refusal)
         facts["recorded refusal"] = refusal
@@ -95,14 +95,14 @@ def _lend(target: Any, base: Any, rows: Rows, positions: int) -> Rows:
             if one.fits(rows, capacity) and one.is_free:
                 lent: Rows = one.lend(rows)
                 return lent
-        needed = rows.position_bytes * (capacity or 0) * _power(count)
+        needed = rows.position_bytes * capacity * _power(count)
         used = sum(one.num_bytes for one in known)
         most = _SHARE * (free_memory(target.device) + used)
         if used + needed > most:
             known[:] = [one for one in known if not one.is_free]
             if sum(one.num_bytes for one in known) + needed > most:
                 return rows
-        one = RecordedCalls(rows, _power(count), capacity or 0)
+        one = RecordedCalls(rows, _power(count), capacity)
         known.append(one)
         return one.lend(rows)
 
@@ -166,7 +166,7 @@ class RecordedCalls:
         """Whether no batch has the buffers."""
         return self._lent is None or self._lent() is None
 
-    def fits(self, rows: Rows, capacity: int | None) -> bool:
+    def fits(self, rows: Rows, capacity: int) -> bool:
         """Whether texts can have these buffers."""
         own = self._buffers
         pairs = zip(rows.buffers, own.buffers, strict=True)
