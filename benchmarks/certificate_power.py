@@ -29,7 +29,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 from lattice_bpd.decode import Certificate, Drafter, decode
 from lattice_bpd.decode.certificate.certificate import MarginSelector
 from lattice_bpd.decode.state.text_rules import TextRules
-from lattice_bpd.verify import PrefixTree, rows, verification
+from lattice_bpd.verify import PrefixTree, row_buffers, rows, verification
 from lattice_bpd.verify.target import CausalLMTarget
 from lattice_bpd_conformance.cases import Case, find_class, random_prompts
 from lattice_bpd_conformance.check import Checker
@@ -261,7 +261,7 @@ def _unchecked(_: Any, __: Tensor, candidates: Any, best: int) -> int:
 
 
 def _moves(change: Callable[..., Any]) -> Callable[[float], Any]:
-    return lambda _: _replace(rows._Stack, "move", lambda right: change(right))
+    return lambda _: _replace(row_buffers.Stack, "move", lambda right: change(right))
 
 
 def _from_next(right: Any) -> Any:
@@ -278,12 +278,9 @@ def _keeps_other_row(_: float) -> AbstractContextManager[Any]:
     return _replace(rows.Rows, "keep_rows", make)
 
 
-def _padding_is_visible(_: float) -> AbstractContextManager[Any]:
+def _texts_end_in_padding(_: float) -> AbstractContextManager[Any]:
     def make(right: Any) -> Any:
-        def read(self: Any, input_ids: Tensor, mask: Any = None, *rest: Any) -> Any:
-            return right(self, input_ids, None if mask is None else torch.ones_like(mask), *rest)
-
-        return read
+        return lambda self, *arguments, ends=None, **rest: right(self, *arguments, **rest)  # noqa: ARG005
 
     return _replace(CausalLMTarget, "read_prompts", make)
 
@@ -317,7 +314,7 @@ FAULTS = [
     Fault("cache: accepted nodes are not moved", _moves(lambda _: lambda *__: None)),
     Fault("cache: accepted nodes moved from one row before", _moves(_from_next)),
     Fault("cache: another draft's row is kept", _keeps_other_row, "rows"),
-    Fault("batch: padding is visible", _padding_is_visible, "rows", 2),
+    Fault("batch: the first token is that after the padding", _texts_end_in_padding, "rows", 2),
     Fault("batch: what is beyond a text's end is visible", _mask(_shows_all), "tree", 2),
     Fault("window: its last token is missing", _window_is_short),
     Fault("model: the last layer is skipped", _last_layer_skipped),

@@ -177,7 +177,7 @@ def lent_state(model: Any, prompts: list[list[int]]) -> tuple[CausalLMTarget, Ro
     _, cache = target.read_prompts(torch.tensor(prompts))
     plain = Rows.from_cache(cache)
     _, cache = target.read_prompts(torch.tensor(prompts))
-    return target, plain, graphs.lend_rows(target, Rows.from_cache(cache), 300)
+    return target, plain, graphs.lend_rows(target, Rows.from_cache(cache), len(prompts), 300)
 
 
 def test_what_a_replayed_call_returns() -> None:

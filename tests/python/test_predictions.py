@@ -15,6 +15,7 @@ from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.lattice.logits import top_k_on_device
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, Sampled, verify_trees
 from lattice_bpd.verify.greedy import select_predictions
+from lattice_bpd.verify.reading import read_texts
 from lattice_bpd.verify.rows import Rows
 from target_models import PROMPTS, RECURRENT, build_target, generated
 
@@ -48,14 +49,7 @@ def test_predictions_are_those_of_the_model_in_a_ragged_batch(kind, layout):
     model = model_of(kind)
     target, rng = CausalLMTarget(model), np.random.default_rng(3)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in (3, 9)]
-    longest = max(map(len, prompts))
-    rows = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-    padding = torch.tensor([longest - len(p) for p in prompts])[:, None]
-    steps = torch.arange(longest).expand(len(prompts), -1)
-    first, cache = target.read_prompts(
-        rows, (steps >= padding).long(), (steps - padding).clamp(min=0)
-    )
-    state = Rows.from_cache(cache, [len(p) for p in prompts])
+    first, state = read_texts(target, prompts)
     exact = first.logits[:, -1].argmax(-1).tolist()
     trees = [
         PrefixTree.from_drafts(exact[0], [[4, 9, 6], [4, 5], [7]]),

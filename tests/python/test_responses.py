@@ -15,11 +15,13 @@ from build_runs import chat_tokenizer
 from lattice_bpd import FormatError
 from lattice_bpd.decode import DraftingModel, generate
 from lattice_bpd.decode.drafters import NoDrafter
+from lattice_bpd.decode.loop import engine as loop_engine
+from lattice_bpd.decode.loop import waiting
 from lattice_bpd.decode.loop.arguments import Options
-from lattice_bpd.decode.loop.engine import Engine, Request
+from lattice_bpd.decode.loop.engine import Engine
+from lattice_bpd.decode.loop.request import Request
 from lattice_bpd.decode.state import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.train.responses import generation
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.generation import generate_responses
@@ -62,8 +64,8 @@ def responses_of(model: Any, prompts: list[list[int]], **options: Any) -> dict[i
 def test_responses_are_those_of_generate(
     kind: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation, "_GROWTH", 1)  # the cache grows often
-    monkeypatch.setattr(generation, "_READ", 50)
+    monkeypatch.setattr(loop_engine, "_GROWTH", 1)  # the cache grows often
+    monkeypatch.setattr(waiting, "_READ", 50)
     model, prompts = build_target(kind), random_prompts()
     whole = [plain(model, prompt, eos_token_id=None) for prompt in prompts]
     ends = [whole[0][3], whole[1][7], whole[2][0]]
@@ -78,8 +80,8 @@ def test_prompts_join_while_others_are_generated(
     batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A next turn, longer or shorter than the prompts in progress, and in a full batch too."""
-    monkeypatch.setattr(generation, "_GROWTH", 1)
-    monkeypatch.setattr(generation, "_POSITIONS", 300)
+    monkeypatch.setattr(loop_engine, "_GROWTH", 1)
+    monkeypatch.setattr(waiting, "_POSITIONS", 300)
     model = build_target("llama")
     prompts, turns = random_prompts(9, 60), random_prompts(3, 20, 1)
     by_length = sorted(range(9), key=lambda number: len(prompts[number]))
@@ -100,7 +102,7 @@ def test_what_prompts_share_is_read_once(
     kind: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first tokens of all, and the earlier turns of a conversation."""
-    monkeypatch.setattr(generation, "_READ", 30)
+    monkeypatch.setattr(waiting, "_READ", 30)
     model, read = build_target(kind), []
     list(generate_responses(model, [[3], [4]], 1))  # measures what the model can do
     read_prompts = CausalLMTarget.read_prompts
@@ -117,7 +119,7 @@ def test_what_prompts_share_is_read_once(
             target, ids = engine.model.target, torch.tensor([one.state.tokens[:-1]])
             cache = target.new_cache()
             target(ids, cache)
-            layers = engine.cache.read_text(row, ids.shape[1])
+            layers = engine.cache.save(row, ids.shape[1])
             found = torch.cat([layer[0] for layer in layers])
             wanted = torch.cat([layer.keys for layer in cache.layers])
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
@@ -157,7 +159,7 @@ def test_a_start_of_the_last_text_that_ended() -> None:
 
 def test_states_end_with_the_text() -> None:
     model = DraftingModel(build_target("llama"))
-    engine = Engine(model, Options([], [], frozenset({7})), None, {}, keep_hidden=True)  # type: ignore[arg-type]
+    engine = Engine(model, Options([], [], frozenset({7})), {}, keep_hidden=True)
     request = Request(DecodeState(model, [1], 1, None, 5, DecodeStats()), NoDrafter())
     states = torch.arange(6.0).reshape(3, 2)
     engine.append(request, Verification([4, 7, 9], 2, states[2], states=states))
@@ -230,7 +232,7 @@ def test_a_batch_that_lacks_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = random_prompts(3)
     list(generate_responses(model, prompts, 2))
     message = r"no memory to generate responses .* 9 GiB.*; lower the batch size"
-    for owner, name in ((Engine, "step"), (generation._Batch, "_find_start")):
+    for owner, name in ((Engine, "step"), (waiting.Waiting, "next")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, lacks)
             with pytest.raises(MemoryError, match=message):
@@ -243,10 +245,10 @@ def test_positions_of_a_batch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 * 10**9)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10**9)
     cache: Any = SimpleNamespace(position_bytes=8)
-    positions = generation._count_positions(cache, torch.device("cuda"))
-    assert positions == 3 * 10**9 // 8
-    assert generation.count_rows(positions // 2, positions) == 2
-    assert generation.count_rows(positions * 2, positions) == 1
+    positions = waiting.count_positions(cache, torch.device("cuda"))
+    assert positions == pytest.approx(3 * 10**9 // 8)
+    assert waiting.count_rows(positions // 2, positions) == 2
+    assert waiting.count_rows(positions * 2, positions) == 1
 
 
 CHAT = [

@@ -18,9 +18,11 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.train.responses.generation import generate_responses
+from lattice_bpd.verify import row_buffers
 from lattice_bpd.verify import rows as rows_module
 from lattice_bpd.verify.cache import EMPTY
-from lattice_bpd.verify.rows import Rows, copy_on_device, move_on_device
+from lattice_bpd.verify.row_buffers import copy_on_device, move_on_device
+from lattice_bpd.verify.rows import Rows
 from target_models import VOCAB, build_target
 
 SIZES = ((3, 4, 5), (2, 6, 6), (3, 4, 5))  # heads and widths of keys and values of three layers
@@ -106,9 +108,9 @@ def assert_holds(rows: Rows, texts: list[Any]) -> None:
     assert (rows.width, len(rows.lengths)) == (max(lengths), len(texts))
     assert rows.get_seq_length() == rows.width
     for row, text in enumerate(texts):
-        kept = [layer for layer in rows.read_text(row, lengths[row]) if layer]
+        kept = [layer for layer in rows.save(row, lengths[row]) if layer]
         for layer, wanted in zip(kept, text, strict=True):
-            for part, own in zip(layer, wanted[:2], strict=True):
+            for part, own in zip(layer, wanted, strict=True):
                 assert torch.equal(part[0], own)
 
 
@@ -218,12 +220,12 @@ def test_memory_of_caches_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     """Not by the garbage collector, which does not know how much memory of a GPU they hold."""
     made: list[Any] = []
 
-    class Watched(rows_module._Stack):
+    class Watched(row_buffers.Stack):
         def __init__(self, buffers: Any) -> None:
             super().__init__(buffers)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(rows_module, "_Stack", Watched)
+    monkeypatch.setattr(rows_module, "Stack", Watched)
     model, prompts = build_target("llama"), [[3, 4, 5, 3, 4], [6, 7, 6]]
     lm = NGramLM.train(prompts, 2, vocab_size=VOCAB, smoothing="witten_bell")
     gc.collect()
@@ -234,7 +236,7 @@ def test_memory_of_caches_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
             generate(model, prompts[0], strategy, max_new_tokens=8, **options)
             generate(model, prompts, strategy, max_new_tokens=8, **options)
         list(generate_responses(model, prompts, 8))
-        assert len(made) > 5
+        assert len(made) >= 5
         assert [number for number, one in enumerate(made) if one() is not None] == []
     finally:
         gc.enable()
@@ -252,7 +254,7 @@ def test_calls_on_a_cache_of_fixed_size_never_shrink_and_fit() -> None:
 def test_accelerators_copy_and_move_as_the_core_does() -> None:
     rng = np.random.default_rng(0)
     for _ in range(40):
-        count, ours = int(rng.integers(1, 5)), rows_module._Stack(
+        count, ours = int(rng.integers(1, 5)), row_buffers.Stack(
             [torch.randn(2, 6, 3, 12, size) for size in (4, 5)]
         )  # fmt: skip
         theirs = [buffer.clone() for buffer in ours.buffers]

@@ -21,6 +21,7 @@ from lattice_bpd.verify import (
     verify_trees,
 )
 from lattice_bpd.verify.cache import check_cache
+from lattice_bpd.verify.reading import read_texts
 from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import follow_greedy
 
@@ -151,14 +152,7 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
     rng = np.random.default_rng(6)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in (3, 11, 1, 7)]
     wanted = [plain_greedy(model, prompt, 50) for prompt in prompts]
-    longest = max(map(len, prompts))
-    rows = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-    padding = torch.tensor([longest - len(p) for p in prompts])[:, None]
-    steps = torch.arange(longest).expand(len(prompts), -1)
-    first, cache = target.read_prompts(
-        rows, (steps >= padding).long(), (steps - padding).clamp(min=0)
-    )
-    state = Rows.from_cache(cache, [len(p) for p in prompts], 5)
+    first, state = read_texts(target, prompts)
     tokens = [[*p, int(t)] for p, t in zip(prompts, first.logits[:, -1].argmax(-1), strict=True)]
     going = list(range(len(prompts)))
     for step in range(8):

@@ -110,29 +110,25 @@ class Seq2SeqTarget:
     def read_prompts(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         source: Source | None = None,
     ) -> tuple[TargetOutput, SourceRows]:
         """The decoder's first call.
 
         Args:
             input_ids: (B, T) int64, the first tokens of the outputs, all of one length.
-            attention_mask: None: nothing is padded.
-            position_ids: None.
             source: the output of `encode`, B rows.
 
         Returns:
             Output of the last position, logits (B, 1, V) and hidden (B, 1, D), and the cache.
 
         Raises:
-            ValueError: no source, or padding.
+            ValueError: no source.
             MemoryError: the call did not fit.
         """
-        if source is None or attention_mask is not None or position_ids is not None:
+        if source is None:
             raise ValueError(
-                "Seq2SeqTarget: read_prompts needs the encoded source and outputs that begin with "
-                "as many tokens each; give source=target.encode(sources) and no mask"
+                "Seq2SeqTarget: read_prompts needs the encoded source; give "
+                "source=target.encode(sources)"
             )
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         seen: list[Tensor | None] = []
@@ -180,6 +176,10 @@ class Seq2SeqTarget:
     def max_draft_length(self, position: int) -> int | None:
         """See CausalLMTarget."""
         return self.limits.max_draft_length(position)
+
+    def allows_parts(self, length: int) -> bool:  # noqa: ARG002
+        """See CausalLMTarget."""
+        return False
 
     def check_again(self) -> None:
         """See CausalLMTarget."""

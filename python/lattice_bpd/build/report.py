@@ -20,6 +20,7 @@ from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, bootstrap_ratio
 from lattice_bpd.build.choice import COST_ROUNDS, COST_SIZES, FITTING, HELD_OUT, Choice
 from lattice_bpd.build.job import BuildJob, split_chats
 from lattice_bpd.decode.huggingface.generate import generate
+from lattice_bpd.decode.loop.waiting import count_rows
 from lattice_bpd.decode.strategies import load_drafter
 from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.hooks import device_of
@@ -27,7 +28,7 @@ from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.openai_server import OpenAIServer
 from lattice_bpd.train.responses.collect import Exchange, write_prompts
 from lattice_bpd.train.responses.formats import Chat
-from lattice_bpd.train.responses.generation import count_rows, generate_responses
+from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.train.responses.prompts import encode_prompt
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
@@ -297,7 +298,8 @@ def _batch_work(
         most: tokens of a response.
         batch_size: most rows.
     """
-    waiting = [(length, new[n % len(new)]) for n, length in enumerate(prompts)][::-1]
+    later = [max(1, count - 1) for count in new]  # the first is that of the call for the prompt
+    waiting = [(length, later[n % len(new)]) for n, length in enumerate(prompts)][::-1]
     rows: list[tuple[int, int]] = []  # length of a text, and tokens that it still gets
     steps, work = 0, 0.0
     while rows or waiting:

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from transformers import Cache, DynamicCache, cache_utils
 from transformers.cache_utils import (
     DynamicIndexedLayer,
@@ -63,6 +65,16 @@ def build_cache(base: Any) -> Cache:
                 "rolled back to the accepted tokens; use the model's own generate, or another "
                 "target"
             )
+    return cache
+
+
+def fill_cache(
+    cache: Cache, layers: Sequence[Sequence[Tensor]], length: int | None = None
+) -> Cache:
+    """Copy keys and values of each layer, the first positions of them, into an empty cache."""
+    for number, parts in enumerate(layers):
+        if parts:
+            cache.update(parts[0][:, :, :length], parts[1][:, :, :length], number)
     return cache
 
 

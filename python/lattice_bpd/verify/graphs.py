@@ -62,24 +62,25 @@ def record_calls(model: Any, *, on: bool = True) -> None:
         facts_of(base).pop("recorded", None)
 
 
-def lend_rows(target: Any, rows: Rows, positions: int) -> Rows:
+def lend_rows(target: Any, rows: Rows, num_rows: int, positions: int) -> Rows:
     """The texts in buffers whose calls are replayed; the same rows where that is not possible.
 
     Args:
         target: a CausalLMTarget.
         rows: texts of equal or different lengths.
+        num_rows: for so many texts, of which more may follow.
         positions: of the longest text, with its new tokens and drafts.
     """
     base = getattr(target, "base", None)
     if base is None or not _WANTED.get(base, False) or not is_recordable(target.device):
         return rows
-    lent = _lend(target, base, rows, positions)
+    lent = _lend(target, base, rows, num_rows, positions)
     target.is_recorded = lent.recorded is not None
     return lent
 
 
-def _lend(target: Any, base: Any, rows: Rows, positions: int) -> Rows:
-    facts, count = facts_of(base), len(rows.lengths)
+def _lend(target: Any, base: Any, rows: Rows, count: int, positions: int) -> Rows:
+    facts = facts_of(base)
     refusal = find_record_refusal(target, rows)
     capacity = next((size for size in CAPACITIES if size > positions), None)
     if refusal is None and (capacity is None or count > _MOST_ROWS):
@@ -92,7 +93,7 @@ def _lend(target: Any, base: Any, rows: Rows, positions: int) -> Rows:
     with _LOCK:
         known = facts.setdefault("recorded", [])
         for one in known:
-            if one.fits(rows, capacity) and one.is_free:
+            if one.fits(rows, count, capacity) and one.is_free:
                 lent: Rows = one.lend(rows)
                 return lent
         needed = rows.position_bytes * capacity * _power(count)
@@ -166,11 +167,11 @@ class RecordedCalls:
         """Whether no batch has the buffers."""
         return self._lent is None or self._lent() is None
 
-    def fits(self, rows: Rows, capacity: int) -> bool:
-        """Whether texts can have these buffers."""
+    def fits(self, rows: Rows, count: int, capacity: int) -> bool:
+        """Whether `count` texts like these can have the buffers."""
         own = self._buffers
         pairs = zip(rows.buffers, own.buffers, strict=True)
-        return own.shape == (_power(len(rows.lengths)), capacity) and all(
+        return own.shape == (_power(count), capacity) and all(
             one.dtype == other.dtype and one.device == other.device for one, other in pairs
         )
 

@@ -19,19 +19,6 @@ def lowest_number(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min
 
 
-def pad_left(
-    texts: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Texts in one call: (B, T) int64 ids; mask and positions, None where all are equally long."""
-    longest = max(map(len, texts))
-    padding = torch.tensor([[longest - len(text)] for text in texts], device="cpu")
-    ids = torch.tensor([[*[0] * (longest - len(text)), *text] for text in texts], device=device)
-    if not padding.any():
-        return ids, None, None
-    steps = torch.arange(longest, device="cpu").expand(len(texts), -1)
-    return ids, (steps >= padding).long().to(device), (steps - padding).clamp(min=0).to(device)
-
-
 def mask_attention(
     target: TargetModel,
     state: Rows,

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.models.model_facts import attention_of, facts_of
-from lattice_bpd.verify.layout import pad_left
 from lattice_bpd.verify.memory import is_lack_of_memory, try_once
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.reading import read_texts
 from lattice_bpd.verify.rounding import read_parts, texts_match
-from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import lay_out_rows
 
 _PROMPT, _NEXT = [1, 2, 3, 5, 4], [6, 3, 7, 9, 8, 5]
@@ -123,12 +122,11 @@ def _try_tree(target: Any, implementation: str) -> str | None:
     return None if matches else f"{name} does not keep to a four-dimensional mask"
 
 
-def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
+def find_batch_refusal(target: Any) -> str | None:
     """Why texts cannot be decoded in a batch, or None; probed once per model.
 
     Args:
         target: see `lattice_bpd.verify.target.build_target`.
-        padded: whether the prompts differ in length.
     """
     name = type(target.base).__name__
     if not target.takes_positions:
@@ -140,17 +138,17 @@ def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
     refusal: str | None = target.refuses_tree() if target.sliding_window is not None else None
     if refusal is not None:
         return f"a batch over a sliding window needs four-dimensional masks: {refusal}"
-    key = ("batch refusal", attention_of(target.base.config), padded)
-    return try_once(facts_of(target.base), key, lambda: _try_batch(target, padded))
+    key = ("batch refusal", attention_of(target.base.config))
+    return try_once(facts_of(target.base), key, lambda: _try_batch(target))
 
 
 @torch.inference_mode()
-def _try_batch(target: Any, padded: bool) -> str | None:
+def _try_batch(target: Any) -> str | None:
     name = type(target.base).__name__
 
     def read(tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         long, short = tokens[: len(_LONG)], tokens[len(_LONG) :]
-        actual = _read_batch(target, [long if padded else long[: len(short)], short])
+        actual = _read_batch(target, [long, short])
         wrong = _read_batch(target, [[*long[: len(long) - len(short)], *short]])
         return actual, _read_batch(target, [short]), wrong
 
@@ -159,17 +157,13 @@ def _try_batch(target: Any, padded: bool) -> str | None:
     except Exception as error:
         if is_lack_of_memory(error):
             raise
-        return f"{name} fails on a batch of padded texts ({type(error).__name__}: {error})"
-    if matches:
-        return None
-    what = "padded texts" if padded else "texts that progress at different speeds"
-    return f"{name} does not keep to the attention mask of {what}"
+        return f"{name} fails on a batch of texts ({type(error).__name__}: {error})"
+    return None if matches else f"{name} does not keep the texts of a batch apart"
 
 
 def _read_batch(target: Any, texts: list[list[int]]) -> Tensor:
     """(V,) last logits of the last text, of two verifying calls, of which it keeps less."""
-    _, cache = target.read_prompts(*pad_left(texts, target.device))
-    state = Rows.from_cache(cache, [len(text) for text in texts])
+    _, state = read_texts(target, texts)
     counts = [3] * (len(texts) - 1) + [1]
     drafted = [token % target.vocab_size for token in (2, 3)]
     for drafts in (drafted, []):

@@ -165,6 +165,13 @@ class CausalLMTarget:
             )
         self.limits = probe_boundaries(self, self.limits, length)
 
+    def allows_parts(self, length: int) -> bool:
+        """Whether a text of `length` tokens is read in parts as in one call."""
+        config = self.base.config
+        reads_text = config.get_text_config(decoder=True) is config  # images: in both directions
+        is_plain = reads_text and not self.is_recurrent and not self.feature_layers
+        return is_plain and self.limits.allows_parts(length)
+
     def reset_frequencies(self) -> None:
         """Forget the lengths of earlier texts; see `call_limits.reset_frequencies`."""
         if self.limits.varies_from is not None:
@@ -191,35 +198,36 @@ class CausalLMTarget:
     def read_prompts(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         cache: Cache | None = None,
+        *,
+        ends: Sequence[int] | None = None,
+        position_ids: Tensor | None = None,
     ) -> tuple[TargetOutput, Cache]:
         """The first call, always the model's own forward.
 
         Args:
-            input_ids: (B, T) int64, padded on the left.
-            attention_mask: (B, T) int64, 0 on padding; None where nothing is padded.
-            position_ids: (B, T) int64, or None: 0, 1, 2, ..
-            cache: an empty one to fill; None: `new_cache()`.
+            input_ids: (B, T) int64; padding follows the tokens.
+            cache: the one to fill; None: `new_cache()`.
+            ends: index of the last token of each row; None: T - 1.
+            position_ids: (B, T) int64; None: those after the cache.
 
         Returns:
-            Output of the last position, logits (B, 1, V) and hidden (B, 1, D), with the features of
+            Output of the last tokens, logits (B, 1, V) and hidden (B, 1, D), with the features of
             all T; and the cache, which keeps all tokens, even if the model has a sliding window.
 
         Raises:
             ValueError: the model did not fill the cache.
             MemoryError: the prompts did not fit.
         """
-        rows, size = input_ids.shape
+        count, size = input_ids.shape
         cache = self.new_cache() if cache is None else cache
         inputs = self._inputs(input_ids, cache, position_ids)
-        if attention_mask is not None:
-            inputs["attention_mask"] = attention_mask
+        last, kept = list(ends or [size - 1] * count), list(range(size))
         supports = getattr(self.base, "_supports_logits_to_keep", None)
         if supports is not None and supports():
-            inputs["logits_to_keep"] = 1
-        action = f"read {rows} prompts of {size} tokens"
+            kept = sorted(set(last))
+            inputs["logits_to_keep"] = 1 if kept == [size - 1] else torch.tensor(kept, device="cpu")
+        action = f"read {count} prompts of {size} tokens"
         with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
             output = self._call_forward(inputs)
         if all(map(is_empty, cache.layers)):
@@ -228,8 +236,12 @@ class CausalLMTarget:
                 "read the whole text again; expected a decoder; set is_decoder=True and "
                 "use_cache=True in its config where it has them"
             )
-        last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:], output.features)
-        return last, cache
+        if len(kept) > 1:
+            at = [kept.index(end) for end in last]
+            logits, hidden = (part[range(count), at][:, None] for part in output[:2])
+        else:
+            logits, hidden = output.logits, output.hidden
+        return TargetOutput(logits, hidden, output.features), cache
 
     def read_segments(
         self, input_ids: Tensor, cache: Any, position_ids: Tensor | None, certain: int

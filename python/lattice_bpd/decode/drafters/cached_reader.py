@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.cpu_kernels import lend_kernels
-from lattice_bpd.verify.layout import pad_left
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.probes import find_batch_refusal
+from lattice_bpd.verify.reading import read_texts
 from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.target import CausalLMTarget
 from lattice_bpd.verify.verification import lay_out_rows
@@ -145,10 +145,8 @@ class CachedReader:
         return output.logits[torch.arange(len(new), device=last.device), last, : self.vocab_size]
 
     def _read_prompts(self, texts: list[list[int]]) -> tuple[ReadTexts, Tensor]:
-        lengths = [len(text) for text in texts]
-        output, cache = self.model.read_prompts(*pad_left(texts, self.model.device))
-        self.count(sum(lengths))
-        rows = Rows.from_cache(cache, lengths, NUM_FREE)
+        output, rows = read_texts(self.model, texts, num_free=NUM_FREE)
+        self.count(sum(map(len, texts)))
         return ReadTexts(rows, texts), output.logits[:, -1, : self.vocab_size]
 
     def count(self, tokens: int) -> None:

@@ -66,18 +66,13 @@ class ShiftedTarget:
         return length
 
     def read_prompts(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Any = None,
+        self, input_ids: Tensor, cache: Any = None, *, ends: Sequence[int] | None = None
     ) -> tuple[TargetOutput, Any]:
         """See `CausalLMTarget.read_prompts`."""
-        if position_ids is None:
-            steps = torch.arange(input_ids.shape[1], device=input_ids.device)
-            position_ids = steps.expand(len(input_ids), -1)
+        start = 0 if cache is None else int(cache.get_seq_length())
+        steps = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
         result: tuple[TargetOutput, Any] = self._target.read_prompts(
-            input_ids, attention_mask, position_ids + self.shift, cache
+            input_ids, cache, ends=ends, position_ids=steps.expand(len(input_ids), -1) + self.shift
         )
         return result
 
@@ -104,7 +99,7 @@ class Prefill:
         self._target = ShiftedTarget(model.target)
         model.target = self._target  # type: ignore[assignment]
 
-    def __call__(self, cache: Any = None) -> tuple[TargetOutput, Any]:
+    def __call__(self) -> tuple[TargetOutput, Any]:
         """Output of the last position and the cache; see `CausalLMTarget.read_prompts`.
 
         Raises:
@@ -112,7 +107,7 @@ class Prefill:
                 takes another number of cache positions than tokens.
         """
         base: Any = self._base
-        cache = self._target.new_cache() if cache is None else cache
+        cache = self._target.new_cache()
         inputs = base.prepare_inputs_for_generation(
             self._input_ids,
             is_first_iteration=True,

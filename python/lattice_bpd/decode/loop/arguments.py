@@ -32,8 +32,8 @@ class Options:
         streams_prompt: whether it receives the prompt first.
         acceptance: acceptance rule.
         rules: logits processors and stopping criteria of each sequence; None: neither.
-        prefill: reads the prompts instead of the target's `read_prompts`; takes the cache to fill,
-            or None, and returns the same as `read_prompts`.
+        prefill: reads the prompts, padded on the left, instead of the target's `read_prompts`;
+            returns the same.
         records: of each sequence, filled by the loop; None: nothing is recorded.
         caches: KV caches that the texts continue, and that are filled with them; None: none.
         constraint: constraint on the new tokens; None: no constraint.
@@ -54,7 +54,7 @@ class Options:
     streams_prompt: bool = True
     acceptance: Acceptance = field(default_factory=Exact)
     rules: list[TextRules] | None = None
-    prefill: Callable[[Any], tuple[TargetOutput, Any]] | None = None
+    prefill: Callable[[], tuple[TargetOutput, Any]] | None = None
     records: list[TokenRecords] | None = None
     caches: TextCaches | None = None
     constraint: Any = None

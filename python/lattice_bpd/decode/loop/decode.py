@@ -24,8 +24,15 @@ from lattice_bpd.decode.loop.arguments import (
     ending_stream,
     is_batch,
 )
-from lattice_bpd.decode.loop.engine import Engine, Request
-from lattice_bpd.decode.loop.prompts import Prompts, check_prompts, read_prompts
+from lattice_bpd.decode.loop.engine import Engine
+from lattice_bpd.decode.loop.prompts import (
+    Prompts,
+    check_prompts,
+    check_texts,
+    find_reread_length,
+    read_together,
+)
+from lattice_bpd.decode.loop.request import Request, Start
 from lattice_bpd.decode.state.constraint import ConstrainedText
 from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
 from lattice_bpd.decode.state.sequence import DecodeState
@@ -37,6 +44,8 @@ from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.cpu_kernels import kernels_in_call
 from lattice_bpd.verify.cudnn import WITHOUT_CUDNN_ATTENTION
 from lattice_bpd.verify.greedy import TokenSelector
+
+_ROWS_ON_CPU = 64  # texts at once; more compute no more tokens per second
 
 
 @dataclass
@@ -91,7 +100,8 @@ def decode(
     """Decode one text or a batch; the output is the target's greedy output for every drafter.
 
     Each text of a batch is the same as if it were decoded alone. In each step every sequence keeps
-    its own accepted draft tokens, and finished sequences leave the batch. The model's generation
+    its own accepted draft tokens; those that end leave the batch, and others
+    take their rows where not all fit. The model's generation
     config is not used; see `generate`.
 
     Args:
@@ -297,36 +307,34 @@ def run_loop(
     kernels = kernels_in_call(getattr(model.target, "base", None), wanted=options.cpu_kernels)
     seconds: dict[str, float] = defaultdict(float)
     clock = DecodeStats(seconds=seconds)
-    with WITHOUT_CUDNN_ATTENTION, clock.stage("total"), kernels:
-        with clock.stage("prompt"):
-            first, cache = read_prompts(model, prompts, selectors, options)
-        engine = Engine(model, options, cache, seconds)
+    with clock.stage("total"), kernels:
+        with clock.stage("prompt"), WITHOUT_CUDNN_ATTENTION:
+            check_texts(model, prompts, options)
+            together = read_together(model, prompts, options)
+            options.reread_length = find_reread_length(model, prompts, options)
+            starts: Sequence[Start | None] = [None] * len(prompts.tokens)
+            if caches is not None:
+                starts = caches.find_starts(model, prompts.tokens)
         requests = [
             Request(
                 DecodeState(
-                    model, list(tokens), len(tokens), first[number].hidden, options.limits[number],
-                    DecodeStats(target_calls=1, seconds=seconds), selector=rules[number],
+                    model, list(tokens), len(tokens), None, options.limits[number],
+                    DecodeStats(seconds=seconds), selector=rules[number],
                     constrained=None if constrained is None else constrained[number],
-                    source=cache.source_of(number),
                     is_chain=options.layout == "chain" or model.target.is_recurrent,
                 ),
                 drafters[number], selectors[number], options.limited_by_positions[number], number,
+                starts[number],
             )
             for number, tokens in enumerate(prompts.tokens)
         ]  # fmt: skip
-        engine.requests = list(requests)
-        for request, verified in zip(requests, first, strict=True):
-            engine.append(request, verified, is_prompt=True)
+        engine = _start_engine(model, options, seconds, requests)
+        if together is not None:
+            engine.begin(*together)
         try:
-            while True:
+            for row, ended in engine.run():
                 if caches is not None:
-                    for row in engine.ended:
-                        ended = engine.requests[row]
-                        caches.keep(ended.number, engine.cache, row, ended.state.tokens)
-                engine.drop_ended()
-                if not engine.requests:
-                    break
-                engine.step()
+                    caches.keep(ended.number, engine.cache, row, ended.state.tokens)
         finally:
             model.target.reset_frequencies()  # the next text is not to depend on this one
         states = [request.state for request in requests]
@@ -334,6 +342,21 @@ def run_loop(
         if caches is not None:
             caches.store(model)
     return _results(engine, states, prompts)
+
+
+def _start_engine(
+    model: DraftingModel, options: Options, seconds: dict[str, float], requests: Sequence[Request]
+) -> Engine:
+    """An engine with texts that wait; criteria of a whole batch need all of them at once."""
+    has_all = options.rules is not None and options.rules[0].batch is not None
+    is_limited = model.device.type == "cpu" and not has_all
+    engine = Engine(
+        model, options, seconds, has_all=has_all,
+        most_rows=min(len(requests), _ROWS_ON_CPU) if is_limited else len(requests),
+    )  # fmt: skip
+    for request in requests:
+        engine.waiting.add(request)
+    return engine
 
 
 def _cut(states: Sequence[DecodeState], options: Options) -> None:
@@ -386,7 +409,6 @@ def _results(engine: Engine, states: Sequence[DecodeState], prompts: Prompts) ->
     """Build the results: divide the seconds, count relaxed tokens, make certificates."""
     options, model, rule = engine.options, engine.model, engine.options.acceptance
     shares = {name: value / len(states) for name, value in engine.seconds.items()}
-    shapes = {("prompt", len(states), max(prompts.lengths)), *engine.shapes}
     results = []
     for number, (state, prompt) in enumerate(zip(states, prompts.tokens, strict=True)):
         state.stats.seconds = dict(shares)
@@ -410,7 +432,7 @@ def _results(engine: Engine, states: Sequence[DecodeState], prompts: Prompts) ->
         margins = getattr(state.selector, "selector", state.selector)
         if isinstance(margins, MarginSelector):
             result.certificate = certify(
-                model, prompt, result.token_ids, margins, shapes, len(states), state.source,
+                model, prompt, result.token_ids, margins, engine.shapes, len(states), state.source,
                 cpu_kernels=options.cpu_kernels,
             )  # fmt: skip
             if result.certificate.verdict == "different" and options.certificate != "report":

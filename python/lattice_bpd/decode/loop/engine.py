@@ -4,15 +4,13 @@ Prediction and verification are merged: the call that verifies a draft also retu
 token and the hidden state for the next draft, so a text of m tokens with k tokens per step takes
 m/k + 1 calls (Stern et al. 2018, section 4). Greedy decoding is this with empty drafts.
 
-Who uses it adds the texts that it has read, steps, and takes those that have ended; `decode` does
-so for all texts at once, `generate_responses` refills the rows that become free.
+Who uses it adds texts, and takes those that have ended from `run`; more can be added meanwhile.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,60 +20,155 @@ from lattice_bpd.decode.certificate.certificate import CallShape
 from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
 from lattice_bpd.decode.drafters.proposals import correct_tree, drop_failed, refuse_proposal
 from lattice_bpd.decode.loop.arguments import Options
-from lattice_bpd.decode.loop.prompts import Prompts, read_prompts
-from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.loop.request import Request, Start
+from lattice_bpd.decode.loop.waiting import Group, Waiting, count_positions
+from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.verify.greedy import TokenSelector, Verification
+from lattice_bpd.models.forward import check_hidden
+from lattice_bpd.verify.cache import fill_cache
+from lattice_bpd.verify.cudnn import WITHOUT_CUDNN_ATTENTION
+from lattice_bpd.verify.graphs import lend_rows
+from lattice_bpd.verify.greedy import NO_CANDIDATES, TokenSelector, Verification, greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.recurrent_cache import RecurrentCache
+from lattice_bpd.verify.protocol import TargetOutput
+from lattice_bpd.verify.reading import read_texts
 from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import verify_trees
 
-
-@dataclass(eq=False)
-class Request:
-    """One text to decode.
-
-    Attributes:
-        state: its tokens, limits and statistics, which drafters read.
-        drafter: of its drafts.
-        selector: selects its tokens; None: argmax. All texts of an engine have one, or none has.
-        limited_by_positions: whether its limit is the target's positions.
-        number: of its prompt.
-        hidden: (n, D) float each, the hidden states that predicted its tokens, where they are kept.
-    """
-
-    state: DecodeState
-    drafter: Drafter
-    selector: TokenSelector | None = None
-    limited_by_positions: bool = False
-    number: int = 0
-    hidden: list[Tensor] = field(default_factory=list)
+_GROWTH = 1.25  # of cache positions beyond those that the next text needs
+_MOST_FREE = 512  # positions of a new cache after its texts; it can grow
 
 
 class Engine:
-    """Texts that are decoded together.
+    """Texts that are decoded together; as some end, others take their rows.
 
     Args:
         model: target and heads.
         options: of all texts; see Options.
-        cache: has read all but the last token of each text.
         seconds: to which those of calls and other stages are added.
+        most_rows: texts at once.
+        has_all: whether all of them are decoded at once, whatever memory they take.
         keep_hidden: whether `Request.hidden` is filled.
 
     Attributes:
         requests: of the texts that have not ended; row b of the cache is that of the b-th.
+        waiting: the others.
+        cache: has read all but the last token of each text; None: no text was read.
         shapes: of the calls so far.
     """
 
     def __init__(
-        self, model: DraftingModel, options: Options, cache: Rows | RecurrentCache,
-        seconds: dict[str, float], *, keep_hidden: bool = False,
+        self, model: DraftingModel, options: Options, seconds: dict[str, float], *,
+        most_rows: int = 1, has_all: bool = False, keep_hidden: bool = False,
     ) -> None:  # fmt: skip
-        self.model, self.options, self.cache, self.seconds = model, options, cache, seconds
+        self.model, self.options, self.seconds = model, options, seconds
         self.requests: list[Request] = []
+        self.cache: Any = None
         self.shapes: set[CallShape] = set()
-        self._keep_hidden = keep_hidden
+        target = model.target
+        self.waiting = Waiting(
+            target.device, most_rows, options.max_draft_nodes, target.allows_parts,
+            target.sliding_window,
+        )  # fmt: skip
+        self._last, self._has_all, self._keep_hidden = Start([]), has_all, keep_hidden
+
+    def run(self) -> Iterator[tuple[int, Request]]:
+        """Decode all texts; row and request of each that has ended, before it leaves."""
+        while True:
+            for row, request in enumerate(self.requests):
+                if request.state.finish is not None:
+                    self._last = Start(request.state.tokens[:-1], row)
+                    yield row, request
+            self._drop_ended()
+            group = self.waiting.next(self.requests, self._last)
+            if group is None and not self.requests:
+                return
+            with WITHOUT_CUDNN_ATTENTION:
+                if group is not None:
+                    self._read(group)
+                else:
+                    self.step()
+
+    def _read(self, group: Group, *, again: bool = False) -> None:
+        """Read texts into the rows after those of others; or a text again, which is decoded."""
+        begin, target, cache = time.perf_counter(), self.model.target, self.cache
+        first, start, source = len(self.requests), group.start, group.source
+        texts = [one.state.tokens[start:] for one in group.requests]
+        if cache is not None:
+            num_rows, positions = cache.shape
+            if group.num_rows > num_rows or group.positions > positions:
+                cache.reserve(group.num_rows, int(_GROWTH * group.positions))
+            rows = range(first, first + len(texts)) if start else ()
+            if source.saved is None:
+                cache.copy([(source.row, row, 0, start) for row in rows])
+            else:
+                for row in rows:
+                    cache.load(source.saved, row, start)
+        elif source.saved is not None and start:
+            known = fill_cache(target.new_cache(), source.saved, start)
+            cache = Rows.from_cache(known, num_free=group.positions - start)
+        longest = max(map(len, texts))
+        output, cache = read_texts(
+            target, texts, cache, first=first, start=start,
+            num_free=min(_MOST_FREE, group.positions - longest),
+            capacity=self._find_end(group.requests) if self.options.static_cache else None,
+        )  # fmt: skip
+        if self.cache is None:
+            everyone = [*group.requests, *self.waiting.requests]
+            cache = lend_rows(target, cache, group.num_rows, self._find_end(everyone))
+            if not self._has_all:
+                self.waiting.most_positions = count_positions(cache, target.device)
+        self.cache = cache
+        self.requests += group.requests
+        self.shapes.add(("prompt", len(texts), longest))
+        parts = [slice(len(text) - 1 if again else 0, len(text)) for text in texts]
+        self._begin(group.requests, output, parts, again=again)
+        self.seconds["prompt"] += time.perf_counter() - begin
+
+    def _find_end(self, requests: Sequence[Request]) -> int:
+        """Positions of the longest text with its new tokens and drafts."""
+        longest = max(len(one.state.tokens) + one.state.limit for one in requests)
+        return longest + self.options.max_draft_nodes + 1
+
+    def _begin(
+        self, requests: Sequence[Request], output: TargetOutput, parts: Sequence[slice], *,
+        again: bool = False,
+    ) -> None:  # fmt: skip
+        """Append the tokens after texts that were read, and the features of parts of them."""
+        model = self.model
+        if isinstance(model.heads, HiddenStateHeads):
+            check_hidden(model.target.base, output.hidden)
+        tokens = _first_tokens(output.logits[:, -1], [one.selector for one in requests])
+        if model.heads is not None and model.num_slots is None:  # the first call sets it
+            model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
+        for number, request in enumerate(requests):
+            hidden = output.hidden[number, -1]
+            verified = Verification(tokens[number], 0, hidden)
+            if self._keep_hidden:
+                verified.states = hidden[None].clone()
+            if output.features is not None:
+                verified.features = output.features[number, parts[number]]
+            request.state.stats.target_calls += 1
+            self.append(request, verified, is_prompt=not again)
+
+    def begin(self, output: TargetOutput, cache: Any) -> None:
+        """Begin all waiting texts, in the order of their numbers, in a cache that has read them.
+
+        Args:
+            output: of the call that read them, padded on the left.
+            cache: Rows or a RecurrentCache.
+        """
+        self.requests = sorted(self.waiting.requests, key=lambda one: one.number)
+        self.waiting.requests = []
+        if isinstance(cache, Rows):
+            num_rows = len(self.requests)
+            cache = lend_rows(self.model.target, cache, num_rows, self._find_end(self.requests))
+        self.cache = cache
+        lengths = [len(one.state.tokens) for one in self.requests]
+        self.shapes.add(("prompt", len(lengths), max(lengths)))
+        for row, request in enumerate(self.requests):
+            request.state.source = cache.source_of(row)
+        self._begin(self.requests, output, [slice(-length, None) for length in lengths])
 
     def step(self) -> None:
         """Draft and verify for all texts, in one call of the target."""
@@ -106,15 +199,9 @@ class Engine:
 
     def _reread(self) -> None:
         """Read the whole text again, without a draft, as the target's own `generate` does here."""
-        (request,) = self.requests
-        state = request.state
-        options = replace(self.options, streamer=None, prefill=None)
-        text = Prompts([list(state.tokens)])
-        (verified,), self.cache = read_prompts(self.model, text, [request.selector], options)
-        if verified.features is not None:
-            verified.features = verified.features[-1:]  # the heads have those before
-        state.stats.target_calls += 1
-        self.append(request, verified)
+        self.model.target.reset_frequencies()
+        requests, self.requests, self.cache = self.requests, [], None
+        self._read(Group(requests, Start([]), 0, 1, self._find_end(requests)), again=True)
 
     def append(self, request: Request, verified: Verification, *, is_prompt: bool = False) -> None:
         """Append verified tokens to a text, up to a stop token, and set its finish reason."""
@@ -153,22 +240,29 @@ class Engine:
             return "criterion"
         return None
 
-    @property
-    def ended(self) -> list[int]:
-        """Rows of the texts that have ended."""
-        return [row for row, one in enumerate(self.requests) if one.state.finish is not None]
-
-    def drop_ended(self) -> None:
+    def _drop_ended(self) -> None:
         """Remove the texts that have ended; the last ones take their rows."""
-        ended = self.ended
+        requests = self.requests
+        ended = [row for row, one in enumerate(requests) if one.state.finish is not None]
         if not ended:
             return
-        count = len(self.requests) - len(ended)
-        last = [row for row in range(count, len(self.requests)) if row not in ended]
+        count = len(requests) - len(ended)
+        last = [row for row in range(count, len(requests)) if row not in ended]
         rows = [last.pop() if row in ended else row for row in range(count)]
         if rows and isinstance(self.cache, Rows):
             self.cache.keep_sequences(rows)
-        self.requests = [self.requests[row] for row in rows]
+        self.requests = [requests[row] for row in rows]
+
+
+def _first_tokens(logits: Tensor, selectors: Sequence[TokenSelector | None]) -> list[list[int]]:
+    """The exact token after each prompt, from (B, V) logits; none where the text has ended."""
+    if selectors[0] is None:  # then all are
+        return [[token] for token in greedy_tokens(logits).tolist()]
+    chosen = [
+        None if selector is None else selector.choose(row, NO_CANDIDATES)
+        for selector, row in zip(selectors, logits, strict=True)
+    ]
+    return [[] if token is None else [token] for token in chosen]
 
 
 def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) -> list[PrefixTree]:

@@ -1,4 +1,4 @@
-"""Checks prompts, pads them on the left and reads them in one call."""
+"""Checks prompts, and whether the target can decode them; reads those of targets without rows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lattice_bpd.decode.loop.arguments import Options, check_evaluation_mode
-from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
-from lattice_bpd.models.forward import check_hidden
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.token_ids import integer_array
-from lattice_bpd.verify.graphs import lend_rows
-from lattice_bpd.verify.greedy import NO_CANDIDATES, TokenSelector, Verification, greedy_tokens
-from lattice_bpd.verify.layout import pad_left
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.preparation import find_reread
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
+from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, find_mixers
 from lattice_bpd.verify.rows import Rows
 
@@ -80,60 +76,66 @@ def check_prompts(
     return Prompts(tokens) if begin is None else Prompts([list(begin) for _ in tokens], tokens)
 
 
-def read_prompts(
-    model: DraftingModel, prompts: Prompts, selectors: Sequence[TokenSelector | None],
-    options: Options,
-) -> tuple[list[Verification], Rows | RecurrentCache]:  # fmt: skip
-    """Read the prompts; the exact token after each with its hidden state, and the cache."""
+def check_texts(model: DraftingModel, prompts: Prompts, options: Options) -> None:
+    """Check that the target can decode the prompts, with these options; stream the prompt.
+
+    Raises:
+        ValueError: it cannot.
+        MemoryError: a probe of it did not fit.
+    """
     if options.streamer is not None and options.streams_prompt:
         options.streamer.put(torch.tensor(prompts.tokens, device="cpu"))
     lengths, longest = prompts.lengths, max(prompts.lengths)
-    input_ids, mask, positions = pad_left(prompts.tokens, model.device)
     action = f"read {len(lengths)} prompts of {longest} tokens"
     with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
         _check_target(model, longest, options)
     _check_batch(model, lengths, options)
     model.target.reset_frequencies()
-    initial: Any = None
-    if prompts.sources is not None:
-        encoding: Any = model.target
-        initial = encoding.encode(prompts.sources)
+
+
+def read_together(
+    model: DraftingModel, prompts: Prompts, options: Options
+) -> tuple[TargetOutput, Rows | RecurrentCache] | None:
+    """Read in one call what texts in rows cannot be read from; None: they can.
+
+    That are prompts that the model prepares itself, sources of an encoder-decoder, and texts of a
+    target with recurrent states.
+    """
+    target, longest = model.target, max(prompts.lengths)
     if options.prefill is not None:
-        output, cache = options.prefill(initial)
+        output, cache = options.prefill()
+        if not target.is_recurrent:
+            most = max(options.limits) + options.max_draft_nodes + 1
+            capacity = longest + most if options.static_cache else None
+            free = min(_MAX_EXTRA_CAPACITY, most)
+            return output, Rows.from_cache(cache, prompts.lengths, free, capacity)
+    elif prompts.sources is not None or target.is_recurrent:
+        ids = torch.tensor(prompts.tokens, device=model.device)
+        encoding: Any = target
+        given = () if prompts.sources is None else (encoding.encode(prompts.sources),)
+        output, cache = target.read_prompts(ids, *given)
     else:
-        caches = options.caches if model.target.limits.allows_parts(longest) else None
-        cached = None if caches is None else caches.read(model, prompts.tokens)
-        output, cache = cached or model.target.read_prompts(input_ids, mask, positions, initial)
-    if isinstance(model.heads, HiddenStateHeads):
-        check_hidden(model.target.base, output.hidden)
-    options.reread_length = _find_reread(model, prompts, options)
-    most = max(options.limits) + options.max_draft_nodes + 1
-    state: Rows | RecurrentCache
-    if model.target.is_recurrent:
-        state = RecurrentCache(cache, longest)
-    else:
-        fixed = longest + most if options.static_cache else None
-        rows: Rows = Rows.from_cache(cache, lengths, min(_MAX_EXTRA_CAPACITY, most), fixed)
-        state = lend_rows(model.target, rows, longest + most)
-    tokens = first_tokens(output.logits[:, -1], selectors)
-    if model.heads is not None and model.num_slots is None:  # the first call sets it
-        model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
-    first = [Verification(t, 0, output.hidden[row, -1]) for row, t in enumerate(tokens)]
-    if output.features is not None:
-        for row, length in enumerate(lengths):
-            first[row].features = output.features[row, longest - length :]
-    return first, state
+        return None
+    return output, RecurrentCache(cache, longest) if target.is_recurrent else cache
 
 
-def first_tokens(logits: Tensor, selectors: Sequence[TokenSelector | None]) -> list[list[int]]:
-    """The exact token after each prompt, from (B, V) logits; none where the text has ended."""
-    if selectors[0] is None:  # then all are
-        return [[token] for token in greedy_tokens(logits).tolist()]
-    chosen = [
-        None if selector is None else selector.choose(row, NO_CANDIDATES)
-        for selector, row in zip(selectors, logits, strict=True)
-    ]
-    return [[] if token is None else [token] for token in chosen]
+def find_reread_length(model: DraftingModel, prompts: Prompts, options: Options) -> int | None:
+    """The text length at which plain `generate` reads the whole text again; see `find_reread`."""
+    target = model.target
+    if prompts.sources is not None:
+        return None
+    is_read, extent = options.prefill is not None, max(options.limits) - 1
+    pairs = zip(options.rules or (), prompts.tokens, strict=False)
+    padded = [text.prompt.tolist() for text, tokens in pairs if len(text.prompt) > len(tokens)]
+    texts = [*prompts.tokens, *padded]  # `generate` counts padding
+    lengths = {find_reread(target, t, len(t) + extent, is_read=is_read) for t in texts}
+    if lengths != {None} and len(texts) > 1:
+        raise ValueError(
+            f"decode: {type(target.base).__name__} reads a text again at a length of "
+            f"{max(n for n in lengths if n)} tokens, padding and all texts of a batch included; "
+            "decode one prompt at a time, without padding"
+        )
+    return lengths.pop()
 
 
 def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
@@ -163,25 +165,6 @@ def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
         )
 
 
-def _find_reread(model: DraftingModel, prompts: Prompts, options: Options) -> int | None:
-    """The text length at which plain `generate` reads the whole text again; see `find_reread`."""
-    target = model.target
-    if prompts.sources is not None:
-        return None
-    is_read, extent = options.prefill is not None, max(options.limits) - 1
-    pairs = zip(options.rules or (), prompts.tokens, strict=False)
-    padded = [text.prompt.tolist() for text, tokens in pairs if len(text.prompt) > len(tokens)]
-    texts = [*prompts.tokens, *padded]  # `generate` counts padding
-    lengths = {find_reread(target, t, len(t) + extent, is_read=is_read) for t in texts}
-    if lengths != {None} and len(texts) > 1:
-        raise ValueError(
-            f"decode: {type(target.base).__name__} reads a text again at a length of "
-            f"{max(n for n in lengths if n)} tokens, padding and all texts of a batch included; "
-            "decode one prompt at a time, without padding"
-        )
-    return lengths.pop()
-
-
 def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> None:
     """Raise ValueError if the target cannot decode prompts of these lengths together."""
     target, batch_size, longest = model.target, len(lengths), max(lengths)
@@ -203,14 +186,12 @@ def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> 
             f"decode: a static cache holds one text, found {batch_size} prompts; decode them one "
             "at a time, or without static_cache"
         )
-    # the model pads and masks the prompts that it prepares itself
-    padded = min(lengths) < longest and options.prefill is None
     refusal = (
         target.limits.refuses_batch(
             type(target.base).__name__, min(lengths), longest + max(options.limits)
         )
         or _exceeds_window(target, longest, options)
-        or find_batch_refusal(target, padded=padded)
+        or find_batch_refusal(target)
     )
     if refusal is not None:
         raise ValueError(f"decode: {refusal}; decode one prompt at a time")

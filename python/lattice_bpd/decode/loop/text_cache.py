@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,29 +18,15 @@ from torch.nn import functional as F
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from lattice_bpd.decode.loop.request import Start
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.model_facts import version_of
 from lattice_bpd.token_ids import count_shared
-from lattice_bpd.verify.cache import EMPTY
-from lattice_bpd.verify.protocol import TargetOutput
-from lattice_bpd.verify.recurrent_cache import RecurrentCache
+from lattice_bpd.verify.cache import EMPTY, fill_cache
+from lattice_bpd.verify.row_buffers import LayerParts
 from lattice_bpd.verify.rows import Rows
 
 _RECORD = "_lattice_bpd_texts"  # attribute of a cache
-Layers = list[tuple[Tensor, ...]]
-
-
-@dataclass
-class CachedText:
-    """One text that a target has read.
-
-    Attributes:
-        token_ids: (T,) ints.
-        layers: of each layer the keys and values, (1, heads, T, D) float; () without attention.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    layers: Layers = field(default_factory=list)
 
 
 @dataclass
@@ -92,7 +78,7 @@ class TextCaches:
                 f"decode: found {len(self.caches)} caches for {count} prompts; expected one for "
                 "each, in order, or one with a row for each"
             )
-        self.texts: list[CachedText | None] = [None] * count
+        self.texts = [Start([])] * count
         self.reused = [0] * count
         self.refusal: str | None = None
 
@@ -120,57 +106,34 @@ class TextCaches:
         if self.refusal is None:
             self.texts = texts
 
-    def read(self, model: DraftingModel, prompts: list[list[int]]) -> Any:
-        """Read what prompts have beyond their cached texts, each in a call of its own.
+    def find_starts(self, model: DraftingModel, prompts: Sequence[list[int]]) -> list[Start | None]:
+        """What each prompt continues of its cached text; None: nothing."""
+        starts: list[Start | None] = []
+        for number, (tokens, text) in enumerate(zip(prompts, self.texts, strict=True)):
+            self.reused[number] = length = _count_usable(model, tokens, text)
+            starts.append(Start(tokens[:length], saved=text.saved) if length else None)
+        self.texts = [Start([])] * len(prompts)
+        return starts
 
-        Args:
-            model: the target.
-            prompts: B prompts.
-
-        Returns:
-            The same as `read_prompts` of the target; None if no prompt has cached tokens.
-        """
-        pairs = list(zip(prompts, self.texts, strict=True))
-        self.texts = [None] * len(prompts)
-        self.reused = [_count_usable(model, tokens, text) for tokens, text in pairs]
-        if not any(self.reused):
-            return None
-        target: Any = model.target
-        outputs, rows = [], []
-        for (tokens, text), length in zip(pairs, self.reused, strict=True):
-            cache = target.new_cache()
-            if text is not None and length > 0:
-                _fill(cache, [[part[:, :, :length] for part in layer] for layer in text.layers])
-            ids = torch.tensor([tokens[length:]], device=model.device)
-            positions = torch.arange(length, len(tokens), device=model.device)[None]
-            output, cache = target.read_prompts(
-                ids, None, positions if target.takes_positions else None, cache
-            )
-            outputs.append(output)
-            rows.append(_layers_of(cache))
-        merged = cache if len(rows) == 1 else _fill(target.new_cache(), _merge(rows))
-        logits = torch.cat([output.logits for output in outputs])
-        return TargetOutput(logits, torch.cat([output.hidden for output in outputs])), merged
-
-    def keep(self, number: int, state: Rows | RecurrentCache, row: int, text: list[int]) -> None:
+    def keep(self, number: int, rows: Rows, row: int, text: list[int]) -> None:
         """Keep a text that has ended.
 
         Args:
             number: index of the text.
-            state: the cache of the batch.
-            row: of the text in it.
+            rows: of the batch.
+            row: of the text in them.
             text: prompt and output.
         """
         if self.refusal is None:
-            self.texts[number] = _take(state, row, text)
+            length = min(rows.lengths[row], len(text))
+            self.texts[number] = Start(text[:length], saved=rows.save(row, length))
 
     def store(self, model: DraftingModel) -> None:
         """Replace what the caches hold by `texts`."""
-        texts = [CachedText() if text is None else text for text in self.texts]
         if self._is_shared:
-            _write_rows(self.caches[0], model, texts)
+            _write_rows(self.caches[0], model, self.texts)
             return
-        for cache, text in zip(self.caches, texts, strict=True):
+        for cache, text in zip(self.caches, self.texts, strict=True):
             _write_rows(cache, model, [text])
 
 
@@ -190,23 +153,11 @@ def _find_refusal(model: DraftingModel) -> str | None:
     return None
 
 
-def _take(state: Rows | RecurrentCache, row: int, token_ids: list[int]) -> CachedText | None:
-    """A copy of what a cache holds of one text; None for a recurrent state."""
-    if isinstance(state, RecurrentCache):
-        return None
-    length = min(state.lengths[row], len(token_ids))
-    return CachedText(token_ids[:length], state.read_text(row, length))
-
-
-def _count_usable(model: DraftingModel, tokens: list[int], text: CachedText | None) -> int:
+def _count_usable(model: DraftingModel, tokens: list[int], text: Start) -> int:
     """Cached tokens that a prompt can continue from; its last token is always read."""
-    if text is None or not text.token_ids:
+    if not model.target.limits.allows_parts(max(len(tokens), len(text.tokens))):
         return 0
-    target: Any = model.target
-    longest = max(len(tokens), len(text.token_ids))
-    if any(longest > boundary for boundary in target.limits.boundaries):
-        return 0  # the keys of a long text have other rotary frequencies
-    return min(count_shared(text.token_ids, tokens), len(tokens) - 1)
+    return min(count_shared(text.tokens, tokens), len(tokens) - 1)
 
 
 def _check_kind(cache: Any) -> None:
@@ -219,7 +170,7 @@ def _check_kind(cache: Any) -> None:
         )
 
 
-def _read_rows(cache: Any, model: DraftingModel, count: int) -> list[CachedText | None]:
+def _read_rows(cache: Any, model: DraftingModel, count: int) -> list[Start]:
     """The texts in a cache; None for each in an empty one."""
     record: _Record | None = getattr(cache, _RECORD, None)
     layers = _layers_of(cache)
@@ -231,7 +182,7 @@ def _read_rows(cache: Any, model: DraftingModel, count: int) -> list[CachedText 
                 "DynamicCache(), or one that generate or CustomGenerate filled; read the whole "
                 "text with cache=True"
             )
-        return [None] * count
+        return [Start([])] * count
     base = model.target.base
     if record.model() is not base or record.weights != _weights_of(base):
         filled = record.model()
@@ -252,16 +203,16 @@ def _read_rows(cache: Any, model: DraftingModel, count: int) -> list[CachedText 
             "needs no crop; begin with a new one (cache=True)"
         )
     if not parts:
-        return [None] * count
+        return [Start([])] * count
     if len(record.token_ids) != count:
         raise ValueError(
             f"decode: cache holds {len(record.token_ids)} texts, found {count} prompts; expected "
             "the same texts in the same order; begin with a new one (cache=True)"
         )
     return [
-        CachedText(
+        Start(
             token_ids,
-            [
+            saved=[
                 tuple(part[row : row + 1, :, width - len(token_ids) :] for part in layer)
                 for layer in layers
             ],
@@ -270,21 +221,21 @@ def _read_rows(cache: Any, model: DraftingModel, count: int) -> list[CachedText 
     ]
 
 
-def _write_rows(cache: Any, model: DraftingModel, texts: list[CachedText]) -> None:
+def _write_rows(cache: Any, model: DraftingModel, texts: list[Start]) -> None:
     """Replace what a cache holds."""
     fresh = model.target.new_cache()
-    if all(text.token_ids for text in texts):
-        _fill(fresh, _merge([text.layers for text in texts]))
+    if all(text.tokens for text in texts):
+        fill_cache(fresh, _merge([text.saved or [] for text in texts]))
     else:
-        texts = [CachedText() for _ in texts]
+        texts = [Start([])] * len(texts)
     cache.layers = fresh.layers
     base = model.target.base
     parts = [part for layer in _layers_of(cache) for part in layer]
-    tokens = [text.token_ids for text in texts]
+    tokens = [text.tokens for text in texts]
     setattr(cache, _RECORD, _Record(weakref.ref(base), _weights_of(base), tokens, parts))
 
 
-def _layers_of(cache: Any) -> Layers:
+def _layers_of(cache: Any) -> list[LayerParts]:
     """Keys and values of each layer; () where it has none."""
     return [
         () if getattr(layer, "keys", None) is None else (layer.keys, layer.values)
@@ -292,15 +243,7 @@ def _layers_of(cache: Any) -> Layers:
     ]
 
 
-def _fill(cache: Cache, layers: Sequence[Sequence[Tensor]]) -> Cache:
-    """Copy keys and values of each layer into an empty cache."""
-    for number, parts in enumerate(layers):
-        if parts:
-            cache.update(parts[0], parts[1], number)
-    return cache
-
-
-def _merge(rows: list[Layers]) -> Layers:
+def _merge(rows: list[list[LayerParts]]) -> list[LayerParts]:
     """Layers of several texts as those of a batch, padded on the left."""
     merged = []
     for layers in zip(*rows, strict=True):
