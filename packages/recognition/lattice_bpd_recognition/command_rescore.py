@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,7 +195,7 @@ def _run_lattices(args: argparse.Namespace, lm: Any) -> None:
     options = pick(args, (*_SCORING, "num_paths", "acoustic_scale", "graph_scale"))
     results = rescore_lattices(
         _read_all(args), lm, args.alpha, args.beta,
-        threads=args.threads or len(os.sched_getaffinity(0)), normalize=normalizer_of(args),
+        threads=args.threads, normalize=normalizer_of(args),
         rescored=args.lattices is not None, **options,
     )  # fmt: skip
     failed: list[str] = []

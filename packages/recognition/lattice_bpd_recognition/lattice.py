@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -270,7 +271,7 @@ def rescore_lattices(
     alpha: float,
     beta: float = 0.0,
     *,
-    threads: int = 1,
+    threads: int = 0,
     **options: Any,
 ) -> Iterator[tuple[Lattice | None, RescoredLattice | LatticeError]]:
     """:func:`rescore_lattice` for many; one that cannot be searched does not stop the others.
@@ -280,7 +281,7 @@ def rescore_lattices(
         lm: as for rescore_lattice; likewise alpha, beta and options.
         alpha: see lm.
         beta: see lm.
-        threads: lattices that are searched at a time.
+        threads: lattices that are searched at a time; 0 for one on every core.
         options: see lm.
 
     Yields:
@@ -298,6 +299,9 @@ def rescore_lattices(
         except LatticeError as error:
             return lattice, error
 
+    if threads == 0:
+        has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+        threads = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     if threads <= 1:
         yield from map(work, lattices)
         return

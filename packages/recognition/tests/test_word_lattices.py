@@ -168,7 +168,7 @@ def test_faults_name_file_and_line(lm: NGramLM, lattice: Lattice, message: str) 
 def test_the_others_are_rescored(lm: NGramLM) -> None:
     good, bad = small([0], [1], [INF, 0]), small([0, 0], [0, 1], [INF, 0])
     unread = LatticeError("x.lat, line 9: no state")
-    for threads in (1, 3):
+    for threads in (0, 1, 3):
         results = list(rescore_lattices([good, bad, unread, good] * 5, lm, 1.0, threads=threads))
         kinds = [isinstance(result, RescoredLattice) for _, result in results]
         assert kinds == [True, False, False, True] * 5
