@@ -22,9 +22,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lattice_bpd import NGramLM, _core
 from lattice_bpd.build.known_texts import decode_known
-from lattice_bpd.draft import mixture
-from lattice_bpd.draft.mixture import Gates, KnownText, TextStore, make_mixture, replay_text
-from lattice_bpd.models.heads import VocabularyHeads
+from lattice_bpd.draft import gates as gates_module
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import TextStore, make_mixture
+from lattice_bpd.draft.replay import KnownText, replay_text
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.train.responses.generation import generate_responses
 from lattice_bpd.verify import use_cpu_kernels
 
@@ -98,7 +100,7 @@ def to_table(gates: Gates) -> dict[str, dict[str, list[float]]]:
     table: dict[str, dict[str, list[float]]] = {}
     for name, row in zip([*gates.sources, "none"], gates.weights, strict=True):
         groups, first = table.setdefault(name, {}), 0
-        for _, kind, size in mixture._groups(gates.sources):
+        for _, kind, size in gates_module._groups(gates.sources):
             groups[kind] = [round(float(weight), 2) for weight in row[first : first + size]]
             first += size
     return table

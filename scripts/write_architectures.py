@@ -52,8 +52,7 @@ mistakes, so that tokens are accepted and rejected. Image-text models read text 
 
 - **equal**: the same tokens in every case. **tie**: other tokens, to which `generate` prefers no
   token by more than the noise of the model's own calls.
-- **refused**: this library says why before it decodes anything; a count means that only some cases
-  are refused.
+- **refused**: this library says why before it decodes anything; a count means that only some are.
 - **different**, **error**: a defect of this library; `make test-architectures` fails.
 
 Of {count} architectures: {summary}.

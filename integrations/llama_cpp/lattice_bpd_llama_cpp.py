@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.arguments import check_int, check_number
-from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import make_mixture, source_names
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.vocabulary import check_same_ids
 

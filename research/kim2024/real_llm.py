@@ -28,7 +28,8 @@ import numpy.typing as npt
 from lattice_bpd import NGramLM, rescore_lattice, rescore_tree
 from lattice_bpd.build.bootstrap import bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-from lattice_bpd.draft.mixture import KnownText, fit_to_texts, make_mixture, replay_text
+from lattice_bpd.draft.mixture import make_mixture
+from lattice_bpd.draft.replay import KnownText, fit_to_texts, replay_text
 from lattice_bpd.lattice.lattice_input import LatticeInput
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -57,7 +57,7 @@ def decoding() -> Names:
 def evaluate() -> Names:
     """The model brings its heads there, and has been tuned for."""
     names = _decoding()
-    from lattice_bpd.decode.strategies import DrafterFile
+    from lattice_bpd.decode.drafter_file import DrafterFile
     from lattice_bpd.draft import DraftConfig
 
     blockwise = names["blockwise"]

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from lattice_bpd import NGramLM
-from lattice_bpd.decode.strategies import DrafterFile
+from lattice_bpd.decode.drafter_file import DrafterFile
 from lattice_bpd.draft.config import DraftConfig
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -15,14 +15,14 @@ from build_runs import HEADS, build, chat_tokenizer, make_folder, stored, write_
 from lattice_bpd import NGramLM
 from lattice_bpd.build import build as build_module
 from lattice_bpd.build import choice as choice_module
-from lattice_bpd.build import report
+from lattice_bpd.build import plan
 from lattice_bpd.build.choice import MAX_NODES, Source, choose_sources
 from lattice_bpd.build.job import split_chats
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate, load_drafter
 from lattice_bpd.decode.loop import waiting
 from lattice_bpd.decode.loop.engine import Engine
-from lattice_bpd.draft.mixture import KnownText
+from lattice_bpd.draft.replay import KnownText
 from lattice_bpd.models import VocabularyHeads, load_heads
 from lattice_bpd.train.responses import collect, generation
 from target_models import VOCAB, build_target
@@ -236,8 +236,8 @@ def test_a_plan_counts_the_steps_of_a_batch(
     prompts = [[2 + n % 50 for n in range(length)] for length in lengths]
     model = build_target("llama")
     list(generation.generate_responses(model, prompts, NEW, stop_token_ids=(), batch_size=batch))
-    monkeypatch.setattr(report, "_NARROW", 1e9)  # the same time for any width
-    steps, rows = report._batch_work(lengths, [NEW], NEW, batch)
+    monkeypatch.setattr(plan, "_NARROW", 1e9)  # the same time for any width
+    steps, rows = plan._batch_work(lengths, [NEW], NEW, batch)
     assert sum(done) == (NEW - 1) * len(lengths) == round(rows)
     assert abs(len(done) - steps) <= 0.25 * len(done)
 

@@ -15,7 +15,7 @@ import transformers
 from build_runs import chat_tokenizer
 from lattice_bpd.build.build import build_drafter
 from lattice_bpd.build.job import BuildJob
-from lattice_bpd.build.report import make_plan
+from lattice_bpd.build.plan import make_plan
 from lattice_bpd.train.responses.collect import collect_responses
 from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.store import ResponseStore

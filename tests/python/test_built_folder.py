@@ -17,8 +17,8 @@ from lattice_bpd import FormatError
 from lattice_bpd.build import build as build_module
 from lattice_bpd.cli import main
 from lattice_bpd.decode import load_drafter
-from lattice_bpd.decode.strategies import read_drafter_file
-from lattice_bpd.draft.mixture import Gates
+from lattice_bpd.decode.drafter_file import read_drafter_file
+from lattice_bpd.draft.gates import Gates
 from lattice_bpd.models.head_files import identify
 from lattice_bpd.train import head_states, vocabulary_heads
 from lattice_bpd.train.responses import store

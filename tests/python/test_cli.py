@@ -177,7 +177,7 @@ def test_generate_without_heads(model_directory, tmp_path, capsys):
 def test_generate_with_a_tuned_drafter(model_directory, tmp_path, capsys):
     from transformers import AutoModelForCausalLM
 
-    from lattice_bpd.decode.strategies import DrafterFile
+    from lattice_bpd.decode.drafter_file import DrafterFile
     from lattice_bpd.models.checkpoint import copy_heads
 
     plain, folder = tmp_path / "plain", tmp_path / "tuned"

@@ -121,7 +121,7 @@ def test_bpe_from_both_kinds_of_files(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["uint16", "uint32", "int64", "rows"])
 def test_token_ids(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("lattice_bpd.train.text_files._IDS_AT_ONCE", 4)
+    monkeypatch.setattr("lattice_bpd.train.id_files._IDS_AT_ONCE", 4)
     ids = [5, 1, 2, 3, 4, 6, 7, 8, 9, 0, 1, 2, 0]
     if kind in ("uint16", "uint32"):
         np.array(ids, kind).tofile(tmp_path / "ids.bin")

@@ -25,7 +25,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, VocabularyHeads, model_facts
-from lattice_bpd.models.heads import FirstHead, HeadNetwork
+from lattice_bpd.models.first_head import FirstHead, HeadNetwork
 from lattice_bpd.train.vocabulary_heads import (
     Positions,
     VocabularyHeadsOptions,

@@ -12,15 +12,10 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd import NGramLM, _core
-from lattice_bpd.draft import mixture
-from lattice_bpd.draft.mixture import (
-    Gates,
-    KnownText,
-    fit_gates,
-    make_mixture,
-    replay_text,
-    source_names,
-)
+from lattice_bpd.draft import gates as gates_of
+from lattice_bpd.draft.gates import Gates, fit_gates
+from lattice_bpd.draft.mixture import make_mixture, source_names
+from lattice_bpd.draft.replay import KnownText, replay_text
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from mixture_oracle import OracleMixture, text_proposals
 from oracles import read_arpa
@@ -239,12 +234,15 @@ def test_gates_are_fitted_by_adam():
     one_hot = torch.tensor((bins[:, :, None] == np.arange(5)).sum(axis=1), dtype=torch.float64)
     theta, anchor = torch.tensor(start, requires_grad=True), torch.tensor(start)
     optimizer = torch.optim.Adam(
-        [theta], mixture._RATE, (mixture._BETA1, mixture._BETA2), mixture._EPSILON
+        [theta],
+        gates_of._RATE,
+        (gates_of._BETA1, gates_of._BETA2),
+        gates_of._EPSILON,
     )
-    for _ in range(mixture._STEPS):
+    for _ in range(gates_of._STEPS):
         scores = (one_hot @ theta.T).masked_fill(torch.tensor(~active), -torch.inf)
         q = (scores.softmax(dim=1) * torch.tensor(probs)).sum(dim=1)
-        loss = 0.5 * mixture._L2 * (theta - anchor).square().sum() - q.log().mean()
+        loss = 0.5 * gates_of._L2 * (theta - anchor).square().sum() - q.log().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

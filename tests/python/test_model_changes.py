@@ -128,7 +128,7 @@ def test_what_was_refused_is_tried_again_after_a_change():
     model = new_llama()
     whole = model.model.forward
     model.model.forward = lambda *a, **named: whole(*a, **{**named, "attention_mask": None})
-    with pytest.raises(ValueError, match="does not keep to the attention mask of padded texts"):
+    with pytest.raises(ValueError, match="does not keep the texts of a batch apart"):
         generate(model, PROMPTS, max_new_tokens=4)
     del model.model.forward
     results = generate(model, PROMPTS, max_new_tokens=COUNT)

@@ -22,10 +22,10 @@ LAYERS = {
     "draft": ["*", "scorers"],
     "verify": ["*", "acceptance"],
     "decode": [
-        "state", "drafters", "strategies", "certificate", "loop", "huggingface",
+        "state", "drafters", "strategies", "drafter_file", "certificate", "loop", "huggingface",
     ],
     "train": [
-        "text_files trainer", "corpus", "corpus_lm words", "responses", "head_states",
+        "text_files id_files trainer", "corpus", "corpus_lm words", "responses", "head_states",
         "vocabulary_heads",
     ],
 }  # fmt: skip

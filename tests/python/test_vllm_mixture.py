@@ -28,7 +28,7 @@ from fake_vllm import (
     vllm,
 )
 from lattice_bpd import DraftConfig, _core
-from lattice_bpd.models.heads import VocabularyHeads
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd_vllm import mixture_chains, predictions, step_drafter
 from lattice_bpd_vllm import proposer as proposer_module
 from lattice_bpd_vllm.batch import DraftBatch

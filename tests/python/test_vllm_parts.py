@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 from lattice_bpd import DraftConfig, NGramLM, rescore_lattice
-from lattice_bpd.decode.strategies import DrafterFile
+from lattice_bpd.decode.drafter_file import DrafterFile
 from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.models import linear as linear_module
 from lattice_bpd_drafters.block_drafter import BlockDrafter

@@ -12,7 +12,7 @@ import torch
 
 from lattice_bpd import FormatError
 from lattice_bpd.models import VocabularyHeads, load_heads
-from lattice_bpd.models import heads as heads_module
+from lattice_bpd.models import vocabulary_heads as heads_module
 from lattice_bpd.train import head_states as states_module
 from lattice_bpd.train import vocabulary_heads as training
 from lattice_bpd.train.head_states import KeptStates, StateFile

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import make_mixture, source_names
 from lattice_bpd_vllm.files import load_parts
 from lattice_bpd_vllm.options import DrafterOptions
 from lattice_bpd_vllm.served_texts import ServedTexts

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from lattice_bpd.decode.strategies import DrafterFile, find_lm, read_drafter_file
+from lattice_bpd.decode.drafter_file import DrafterFile, find_lm, read_drafter_file
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.mixture import Gates
+from lattice_bpd.draft.gates import Gates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.checkpoint import has_heads, load_heads
-from lattice_bpd.models.heads import FIRST_HEAD_FILES
+from lattice_bpd.models.first_head import FIRST_HEAD_FILES
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
 _CHAIN_OF_STRATEGY = {

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from lattice_bpd import _core
-from lattice_bpd.draft.mixture import Gates, make_mixture, source_names
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import make_mixture, source_names
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import select_top_k, use_torch_threads
 from lattice_bpd_vllm.batch import DraftBatch, EngineStep

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models.heads import VocabularyHeads
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd_vllm.batch import DraftBatch
 from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout
 from lattice_bpd_vllm.files import DrafterParts, reads_layers

@@ -35,7 +35,7 @@ from stories260k_parts import QUICK, Prepared, prepare  # noqa: E402
 from lattice_bpd import DraftConfig  # noqa: E402
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console  # noqa: E402
 from lattice_bpd.decode import generate  # noqa: E402
-from lattice_bpd.decode.strategies import DrafterFile  # noqa: E402
+from lattice_bpd.decode.drafter_file import DrafterFile  # noqa: E402
 from lattice_bpd.models import BlockwiseLM  # noqa: E402
 from lattice_bpd_drafters.block_drafter import BlockDrafter  # noqa: E402
 from lattice_bpd_drafters.block_run import train_block_drafter  # noqa: E402

@@ -32,27 +32,22 @@ from lattice_bpd.build.choice import (
 )
 from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
 from lattice_bpd.build.known_texts import decode_known
-from lattice_bpd.build.report import (
-    LIVE_SHARE,
-    BuildResult,
-    decode_live,
-    describe_drafter,
-    describe_repetition,
-    make_plan,
-    make_server,
-)
+from lattice_bpd.build.live import LIVE_SHARE, decode_live
+from lattice_bpd.build.plan import make_plan, make_server
+from lattice_bpd.build.report import BuildResult, describe_drafter, describe_repetition
+from lattice_bpd.decode.drafter_file import DrafterFile
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.decode.strategies import DrafterFile
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.mixture import Gates, KnownText, ReplayResult
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.replay import KnownText, ReplayResult
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.head_files import TargetSample, name_of
-from lattice_bpd.models.heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.lm_call import find_max_positions
+from lattice_bpd.models.vocabulary_heads import VOCABULARY_FILES, VocabularyHeads
 from lattice_bpd.train.head_states import StateFile
 from lattice_bpd.train.responses.collect import (
     Exchange,
@@ -78,6 +73,18 @@ from lattice_bpd.train.vocabulary_heads import (
     vary_exchanges,
 )
 from lattice_bpd.watcher import Watcher
+
+_KEPT = (
+    "own_prompts.jsonl", "responses.jsonl", "states.bin.jsonl", "states.bin", "heads.checkpoint",
+)  # fmt: skip
+_GREETING = Chat([{"role": "user", "content": "Hello"}], "a first prompt")
+_VARIED_SLOTS = 2  # of the heads, that varied texts train
+_TOP_K = 16  # candidates of each slot of the heads
+_ROWS = 1024  # states that heads read at once; glibc's heap keeps what smaller calls free
+_CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
+_OWN = 0.9  # share of their tokens below which they are not the model's own
+_STEP = 32  # of the heads' width
+_BYTES_A_TURN = 0.95  # of the size that pruning aims at, since bytes per n-gram vary
 
 
 def write_folder(
@@ -117,19 +124,6 @@ def write_folder(
         config, vocab_size, heads.num_slots if heads else 0, predicted=predicted, lms=lms,
         gates=[one.to_dict() for one in choice.gates],
     ).save(folder / "drafter.json")  # fmt: skip
-
-
-_KEPT = (
-    "own_prompts.jsonl", "responses.jsonl", "states.bin.jsonl", "states.bin", "heads.checkpoint",
-)  # fmt: skip
-_GREETING = Chat([{"role": "user", "content": "Hello"}], "a first prompt")
-_VARIED_SLOTS = 2  # of the heads, that varied texts train
-_TOP_K = 16  # candidates of each slot of the heads
-_ROWS = 1024  # states that heads read at once; glibc's heap keeps what smaller calls free
-_CHECKED = 16  # responses that are compared with the model; tokens of a prompt that is tried
-_OWN = 0.9  # share of their tokens below which they are not the model's own
-_STEP = 32  # of the heads' width
-_BYTES_A_TURN = 0.95  # of the size that pruning aims at, since bytes per n-gram vary
 
 
 def build_drafter(

@@ -10,14 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.build.bootstrap import FEWEST_TEXTS, Interval, bootstrap_ratio
-from lattice_bpd.draft.mixture import (
-    Gates,
-    KnownText,
-    ReplayResult,
-    fit_to_texts,
-    make_mixture,
-    replay_text,
-)
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import make_mixture
+from lattice_bpd.draft.replay import KnownText, ReplayResult, fit_to_texts, replay_text
 from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NODES = 64  # draft tokens of a call whose size is chosen by cost
@@ -167,7 +162,7 @@ class _Measured:
         else:
             gates = gates.adapt((*gates.sources, "target"))
             results = [decode(text, lms, heads, gates, None) for text in fitting[:FITTING]]
-            gates = gates.fit(results, gates.weights)
+            gates = gates.fit([one.examples for one in results], gates.weights)
             self.gates += (gates,)
             results = [decode(text, lms, heads, gates, times) for text in held_out[:HELD_OUT]]
         self.tokens, self.calls, self.seconds = [], [], []

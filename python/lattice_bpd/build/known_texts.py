@@ -12,7 +12,9 @@ from lattice_bpd import _core
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.mixture import Gates, KnownText, ReplayResult, TextStore
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import TextStore
+from lattice_bpd.draft.replay import KnownText, ReplayResult
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 

@@ -11,7 +11,7 @@ from lattice_bpd.build.job import BuildJob
 from lattice_bpd.cli.options import add_code_option, add_command, add_options, parse_size, pick
 
 if TYPE_CHECKING:
-    from lattice_bpd.build.report import Plan
+    from lattice_bpd.build.plan import Plan
     from lattice_bpd.cli.options import Commands
 
 _OPTIONS = (
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
     model = to_device(load_causal_lm(found))
     tokenizer = found.load_tokenizer()
     from lattice_bpd.build.build import build_drafter
-    from lattice_bpd.build.report import make_plan
+    from lattice_bpd.build.plan import make_plan
     from lattice_bpd.train.responses.prompts import find_usable
 
     if args.dry_run:

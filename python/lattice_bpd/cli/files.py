@@ -227,7 +227,7 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
         OSError: a file cannot be read.
         ValueError: a line that does not consist of token ids, or another format.
     """
-    from lattice_bpd.train.text_files import map_npy
+    from lattice_bpd.train.id_files import map_npy
 
     if path.suffix == ".npy":
         ids = map_npy(str(path))

@@ -26,7 +26,7 @@ from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 if TYPE_CHECKING:
-    from lattice_bpd.build.report import PlainResult
+    from lattice_bpd.build.live import PlainResult
     from lattice_bpd.cli.options import Commands
     from lattice_bpd.decode import Certificate, DecodeResult, DecodeStats
     from lattice_bpd.verify import Acceptance
@@ -251,7 +251,7 @@ def _decode(
     result: Any = generate(model, ids, drafter, **options)
     if not args.compare:
         return result, None
-    from lattice_bpd.build.report import generate_plainly
+    from lattice_bpd.build.live import generate_plainly
 
     limit, stops = options["max_new_tokens"], options["stop_token_ids"]
     base = getattr(model, "base", model)
@@ -266,7 +266,7 @@ def _read_drafter(args: argparse.Namespace) -> None:
         ValueError: options that the file has, or an LM where it uses none.
     """
     require("torch", "torch")
-    from lattice_bpd.decode.strategies import read_drafter_file
+    from lattice_bpd.decode.drafter_file import read_drafter_file
     from lattice_bpd.models.checkpoint import has_heads
 
     path = find_drafter_file(args.drafter)

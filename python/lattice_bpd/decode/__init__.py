@@ -15,6 +15,7 @@ except ImportError as error:
     ) from error
 
 from lattice_bpd.decode.certificate.certificate import Certificate, CertificateError
+from lattice_bpd.decode.drafter_file import load_drafter
 from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.drafters.proposals import DraftError, DraftWarning
@@ -25,7 +26,7 @@ from lattice_bpd.decode.loop.decode import DecodeResult, decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.decode.strategies import DraftSources, load_drafter, make_drafter
+from lattice_bpd.decode.strategies import DraftSources, make_drafter
 
 __all__ = [
     "Certificate",

@@ -44,6 +44,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _LOW = 0xFFFFFFFF
 _NAN = 0x7FFFFFFF  # greater than every number
+_TYPES = "float32, float16 or bfloat16"
 
 
 class _PinnedBuffer(threading.local):
@@ -230,9 +231,6 @@ def _address(function: Any) -> int:
     value = ctypes.cast(function, ctypes.c_void_p).value
     assert value is not None
     return value
-
-
-_TYPES = "float32, float16 or bfloat16"
 
 
 @dataclass(slots=True)

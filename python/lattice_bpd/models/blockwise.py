@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from lattice_bpd.models.checkpoint import load_heads, load_target, save_checkpoint
+from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.head_files import warn_of_other_target
-from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
+from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.hooks import device_of, loaded
 from lattice_bpd.models.lm_call import (
     build_inputs,
@@ -31,6 +32,7 @@ from lattice_bpd.models.lm_call import (
     unwrap_model,
 )
 from lattice_bpd.models.sources import check_heads
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 if TYPE_CHECKING:

@@ -22,14 +22,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
+from lattice_bpd.models.first_head import load_first_head, plain_output_embedding, save_first_head
 from lattice_bpd.models.head_files import SavedHeads, staged_folder
-from lattice_bpd.models.heads import (
-    BlockwiseHeads,
-    VocabularyHeads,
-    load_first_head,
-    plain_output_embedding,
-    save_first_head,
-)
+from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 _OWN_HEADS: tuple[type[SavedHeads], ...] = (BlockwiseHeads, VocabularyHeads)

@@ -19,6 +19,9 @@ from lattice_bpd.models.hooks import check_weights, device_of, refuse_adapters
 from lattice_bpd.models.model_facts import facts_of
 
 _PROMPT, _NEXT = (1, 2, 3, 5, 4), (6, 3, 7)  # token ids for comparisons
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""A cache among the arguments of `forward`: with transformers 5.24 and later, and before, where
+recurrent models had a name of their own."""
 
 
 def unwrap_model(model: Any) -> Any:
@@ -77,11 +80,6 @@ def find_max_positions(config: Any) -> int | None:
     """The maximum text length of a decoder, in tokens; None if its config has no limit."""
     limit = getattr(config, "max_position_embeddings", None)
     return None if limit is None or int(limit) < 1 else int(limit)
-
-
-CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-"""A cache among the arguments of `forward`: with transformers 5.24 and later, and before, where
-recurrent models had a name of their own."""
 
 
 def cache_argument(module: nn.Module) -> str | None:

@@ -17,8 +17,18 @@ from lattice_bpd.extensions import require
 from lattice_bpd.pretrained import Pretrained, find_pretrained
 from lattice_bpd.text_input import STANDARD_INPUT, Meter, read_bytes, refuse_foreign
 from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.train.text_files import Boundaries, Piece, is_id_file, read_ids, read_pieces
+from lattice_bpd.train.id_files import is_id_file, read_ids
+from lattice_bpd.train.text_files import Boundaries, Piece, read_pieces
 from lattice_bpd.vocabulary import read_words
+
+StrPath = str | os.PathLike[str]
+_WORD = re.compile(r"[^ \t-\r]+")
+_CHARACTERS_AT_ONCE = 1 << 20
+_TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".ndjson")
+_SUFFIXES = (
+    *(suffix + more for suffix in _TEXT_SUFFIXES for more in ("", ".gz", ".zst")),
+    *(".npy", ".bin"),
+)
 
 
 class Encoder(Protocol):
@@ -262,17 +272,6 @@ class WordEncoder:
             line = next(i for i, part in enumerate(lines) if word in split_words(part))
             raise UnknownWordError(index, line, word)
         return np.array(ids, np.int32)
-
-
-StrPath = str | os.PathLike[str]
-
-_WORD = re.compile(r"[^ \t-\r]+")
-_CHARACTERS_AT_ONCE = 1 << 20
-_TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".ndjson")
-_SUFFIXES = (
-    *(suffix + more for suffix in _TEXT_SUFFIXES for more in ("", ".gz", ".zst")),
-    *(".npy", ".bin"),
-)
 
 
 class TokenBatch(NamedTuple):

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from lattice_bpd.models.head_files import identify
-from lattice_bpd.models.heads import VocabularyHeads, take_rows
 from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.linear import has_fast_bfloat16, linear
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads, take_rows
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.head_states import KeptStates
 from lattice_bpd.train.responses.collect import Exchange

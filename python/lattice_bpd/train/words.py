@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from lattice_bpd.text_input import STANDARD_INPUT, Meter
 from lattice_bpd.train.corpus import Corpus, StrPath, WordEncoder, split_words
-from lattice_bpd.train.text_files import Boundaries, Piece, is_id_file, read_pieces
+from lattice_bpd.train.id_files import is_id_file
+from lattice_bpd.train.text_files import Boundaries, Piece, read_pieces
 
 NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD", "none")
 UNKNOWN = "<unk>"

@@ -28,6 +28,9 @@ from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import read_parts, read_tokens, texts_match
 
+_DROPPING = ("drop_tokens", "moe_drop_tokens", "moe_token_dropping", "drop_tks")
+_NAMES = ("original_max_position_embeddings", "max_position_embeddings")
+
 
 class Windows(NamedTuple):
     """Attention windows, from a decoder's config.
@@ -78,10 +81,6 @@ def find_unmasked_window(base: Any) -> int | None:
         return None
     is_masked = ("chunked" if is_chunked else "sliding") in inspect.getsource(module)
     return None if is_masked else windows.by_cache_position or windows.sliding
-
-
-_DROPPING = ("drop_tokens", "moe_drop_tokens", "moe_token_dropping", "drop_tks")
-_NAMES = ("original_max_position_embeddings", "max_position_embeddings")
 
 
 @dataclass(frozen=True)

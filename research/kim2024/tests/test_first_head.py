@@ -18,7 +18,7 @@ from lattice_bpd import DraftConfig
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
 from lattice_bpd.models import BlockwiseLM
-from lattice_bpd.models.heads import FirstHead
+from lattice_bpd.models.first_head import FirstHead
 from lattice_bpd_kim2024.heads.first_head import attach_first_head
 from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.run import train_heads

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
-from lattice_bpd.draft.mixture import KnownText
+from lattice_bpd.draft.replay import KnownText
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,10 +17,10 @@ from blockwise_models import VOCAB, looping_text, random_model, trained_model
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
 from lattice_bpd.decode import TreeDrafter, generate, load_drafter
+from lattice_bpd.decode.drafter_file import DrafterFile, read_drafter_file
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.decode.drafters.chain import ChainDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
-from lattice_bpd.decode.strategies import DrafterFile, read_drafter_file
 from lattice_bpd.draft import MixtureScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.models import BlockwiseLM

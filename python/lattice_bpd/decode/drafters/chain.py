@@ -16,6 +16,8 @@ from lattice_bpd.draft.sampled_tree import sample_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
+_CONFIG = DraftConfig("bpd", top_k=1)
+
 
 class ChainDrafter(Drafter):
     """One draft: the path of greatest expected accepted length of the rescored lattice.
@@ -47,9 +49,6 @@ class ChainDrafter(Drafter):
             states, candidates, contexts, self.lm, "rescore", kind="chain", alpha=self.config.alpha,
             temperature=self.config.temperature * sampling_temperature(states),
         )  # fmt: skip
-
-
-_CONFIG = DraftConfig("bpd", top_k=1)
 
 
 class ArgmaxDrafter(Drafter):

@@ -18,13 +18,8 @@ from lattice_bpd.decode.drafters.head_candidates import HeadCandidates, read_hea
 from lattice_bpd.decode.drafters.target_noise import rejects, sample_paths, target_noise
 from lattice_bpd.decode.state.constraint import start_trees
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.mixture import (
-    NUM_PREDICTIONS,
-    Gates,
-    TextStore,
-    make_mixture,
-    source_names,
-)
+from lattice_bpd.draft.gates import Gates
+from lattice_bpd.draft.mixture import NUM_PREDICTIONS, TextStore, make_mixture, source_names
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.graphs import WIDTHS
 from lattice_bpd.verify.prefix_tree import PrefixTree

@@ -57,6 +57,10 @@ from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 
 _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+_WHERE = "CustomGenerate"
+_FIELDS = GenerateDecoderOnlyOutput.__annotations__
+_CACHE_OUTPUT = next(name for name in CACHE_NAMES if name in _FIELDS)
+_RECORDED = ("scores", "logits")  # outputs of each step that `generate` may return
 
 
 def find_arguments(method: Any) -> dict[str, Any]:
@@ -73,12 +77,6 @@ def find_arguments(method: Any) -> dict[str, Any]:
                 return {name: arguments.get(name) for name in ("streamer", "assistant_model")}
         frame = frame.f_back
     return {}
-
-
-_WHERE = "CustomGenerate"
-_FIELDS = GenerateDecoderOnlyOutput.__annotations__
-_CACHE_OUTPUT = next(name for name in CACHE_NAMES if name in _FIELDS)
-_RECORDED = ("scores", "logits")  # outputs of each step that `generate` may return
 
 
 class CustomGenerate:

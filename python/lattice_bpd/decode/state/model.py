@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.head_files import SavedHeads, warn_of_other_target
-from lattice_bpd.models.heads import BlockwiseHeads, VocabularyHeads, project_states
+from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.hooks import loaded
 from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.models.sources import HeadSource, check_heads
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.verify.target import CausalLMTarget, build_target
 from lattice_bpd.vocabulary import check_same_ids
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lattice_bpd import NGramLM
     from lattice_bpd.cli.progress import ConsoleWatcher
     from lattice_bpd.decode import DraftingModel
-    from lattice_bpd.decode.strategies import DrafterFile
+    from lattice_bpd.decode.drafter_file import DrafterFile
     from lattice_bpd_kim2024.lab.drafter_search import Choice, Tuned
     from lattice_bpd_kim2024.lab.paired import PairedTest
     from lattice_bpd_kim2024.record.files import Manifest
@@ -224,7 +224,7 @@ def _to_file(
 ) -> DrafterFile:  # fmt: skip
     from dataclasses import asdict, replace
 
-    from lattice_bpd.decode.strategies import DrafterFile
+    from lattice_bpd.decode.drafter_file import DrafterFile
 
     choice = tuned.choice
     lm: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.heads import FirstHead, HeadNetwork
+from lattice_bpd.models.first_head import FirstHead, HeadNetwork
 
 
 def first_head_states(embedding: nn.Module, hidden: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.heads import BlockwiseHeads, FirstHead, project_states
+from lattice_bpd.models.first_head import FirstHead, project_states
+from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.linear import CpuLinear
 from lattice_bpd_kim2024.heads.first_head import first_head_states
 
