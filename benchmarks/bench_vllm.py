@@ -54,7 +54,8 @@ def methods(drafter: str, length: int) -> dict[str, dict[str, Any]]:
         }
 
     lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 4}
-    own = {"directory": drafter, "sources": ["lm", "text"]}
+    before = {"directory": drafter, "sources": ["lm", "text"]}
+    own = {**before, "sources": [*before["sources"], "target"]}
     return {
         PLAIN: {},
         "vLLM ngram": {"speculative_config": {"method": "ngram", **lookup}},
@@ -66,7 +67,9 @@ def methods(drafter: str, length: int) -> dict[str, dict[str, Any]]:
         "ours, text, LM, heads": ours(directory=drafter),
         "ours, text, LM, store": ours(**own, store=""),
         "vLLM ngram_gpu": {"speculative_config": {"method": "ngram_gpu", **lookup}},
-        "ours in V2": ours({"method": "ngram_gpu", **lookup}, **own),
+        "ours in V2": ours({"method": "ngram_gpu", **lookup}, **before),
+        "ours, text, no predictions": ours(sources=["text"]),
+        "ours, text and LM, no predictions": ours(**before),
     }
 
 
@@ -274,9 +277,10 @@ def main() -> None:
     parser.add_argument("--drafter", default="examples/smollm2", help="a folder of build")
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument(
-        "--methods", type=int, nargs="+", metavar="N", choices=range(1, 9), default=range(1, 7),
+        "--methods", type=int, nargs="+", metavar="N", choices=range(1, 11), default=range(1, 7),
         help="1 ngram, 2 suffix, 3 text, 4 text and LM, 5 with heads, 6 with a store; in model "
-        "runner V2, for GPUs: 7 ngram_gpu, 8 text and LM (default: 1 to 6)",
+        "runner V2, for GPUs: 7 ngram_gpu, 8 text and LM; without the model's own predictions: 9 "
+        "text, 10 text and LM (default: 1 to 6)",
     )  # fmt: skip
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
     parser.add_argument("--tokens", type=int, default=64)

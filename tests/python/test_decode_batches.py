@@ -103,6 +103,19 @@ def test_a_system_message_is_read_once(kind: str, monkeypatch: pytest.MonkeyPatc
         assert sum(rows * size for rows, size in watch.read) < 2 * len(head) + 5 * 25
 
 
+def test_one_prompt_of_several_samples_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = build_target("llama"), prompts_of(1, 4, tuple(range(2, 30)))[0]
+    rule = Sampled(temperature=0.9, seed=list(range(8)))
+    one = Sampled(temperature=0.9, seed=5)
+    generate(model, [[3], [4]], "greedy", max_new_tokens=2)  # measures what the model can do
+    wanted = generate(model, [prompt], "greedy", acceptance=one, max_new_tokens=NEW)
+    watch = Watch(monkeypatch)
+    results = generate(model, [prompt] * 8, "greedy", acceptance=rule, max_new_tokens=NEW)
+    assert watch.read == [(1, len(prompt)), (7, 1)]
+    assert results[5].token_ids == wanted[0].token_ids
+    assert len({tuple(one.token_ids) for one in results}) > 3
+
+
 def test_a_start_whose_frequencies_change_is_not_copied() -> None:
     """Texts beyond the boundary, of which a start before it was read with other frequencies."""
     head = [3 + n % 50 for n in range(BOUNDARY + 4)]

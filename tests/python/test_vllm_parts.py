@@ -99,7 +99,7 @@ def test_heads_have_the_logits_of_the_library() -> None:
         ({"log_seconds": -0.5}, ValueError, "log_seconds is -0.5; expected 0 or more"),
         ({"lm": 3}, TypeError, "lm is 3; expected a file, or a list of files"),
         ({"sources": "text"}, TypeError, "sources is 'text'; expected a list of strings"),
-        ({"sources": []}, ValueError, "sources has none; expected of heads, lm, text"),
+        ({"sources": []}, ValueError, "sources has none; expected of heads, lm, text, target"),
         ({"sources": ["store"]}, ValueError, "sources has 'store'; expected of heads, lm, text"),
         ({"log_seconds": None}, TypeError, "log_seconds is None; expected a"),
         ({"log_seconds": math.inf}, ValueError, "log_seconds is inf"),
@@ -158,6 +158,11 @@ def test_a_drafter_that_does_not_pay_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="serve without --speculative-config"):
         load_parts(DrafterOptions(str(folder)))
     assert load_parts(DrafterOptions(str(folder), draft="best")).draft == "best"
+
+
+def test_the_models_own_predictions_are_a_source_by_name() -> None:
+    parts = load_parts(DrafterOptions(sources=["text", "target"]))
+    assert parts.config.sources == ("text", "target")
 
 
 VALUES: dict[str, Any] = {

@@ -329,6 +329,7 @@ def test_the_walk_gets_the_texts_and_vllm_the_scores(
         ({"check": True}, {}, "check is given"),
         ({"sources": ["text"]}, {}, r"sources is \['text'\]"),
         ({"sources": ["lm", "heads"]}, {}, r"sources is \['lm', 'heads'\]"),
+        ({"sources": ["lm", "target"]}, {}, r"sources is \['lm', 'target'\]"),
         ({"lm": None}, {}, "sources has 'lm', and there is none"),
         ({"lm": ["", ""]}, {}, "found 2 LMs; expected one"),
         ({"draft": "best"}, {"draft_logits": 1}, "no probabilities of its tokens"),

@@ -19,7 +19,7 @@ UNUSED = {
 }
 """Draft forms, see `DrafterOptions.draft`, and the options that each does not use."""
 
-SOURCES = ("heads", "lm", "text")
+SOURCES = ("heads", "lm", "text", "target")
 """What "mixture" may draft from."""
 
 _LEAST_STORE = 1000  # tokens
@@ -41,8 +41,8 @@ class DrafterOptions:
         draft: "mixture" (the most probable tokens of all sources, as many as pay), or with heads
             "chain" (the draft with the most expected accepted tokens), "best" (the best path) or
             "argmax" (the most likely token of each head); None: of drafter.json, else "mixture".
-        sources: of "mixture": "heads", "lm", "text" (prompt and output so far); None: all that
-            there are.
+        sources: of "mixture": "heads", "lm", "text" (prompt and output so far), "target" (the
+            model's own predictions, of model runner V1); None: all that there are.
         store: for "mixture", a file of the texts that were served, which are a source too, by
             tenant; "" keeps them in memory only; None: they are none.
         store_tokens: most tokens of it, about 0.5 kB each.

@@ -393,7 +393,7 @@ def add_term(speculator: Any, vllm_config: Any, device: Any, req_states: Any, ve
     used = {"directory", "lm", "sources", "alpha", *(("draft",) if is_best else ())}
     options.refuse({one.name for one in fields(options)} - used, expected)
     sources = list(options.sources or ("lm", "text"))
-    if "lm" not in sources or "heads" in sources:
+    if "lm" not in sources or not {"lm", "text"}.issuperset(sources):
         raise ValueError(f"{CONFIG_KEY}: sources is {sources}; {expected}")
     if is_best and (speculator.draft_logits is not None or speculator.enable_adaptive_verification):
         raise ValueError(

@@ -122,11 +122,12 @@ def _try_tree(target: Any, implementation: str) -> str | None:
     return None if matches else f"{name} does not keep to a four-dimensional mask"
 
 
-def find_batch_refusal(target: Any) -> str | None:
+def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
     """Why texts cannot be decoded in a batch, or None; probed once per model.
 
     Args:
         target: see `lattice_bpd.verify.target.build_target`.
+        padded: whether texts of different lengths are read in one call.
     """
     name = type(target.base).__name__
     if not target.takes_positions:
@@ -138,17 +139,17 @@ def find_batch_refusal(target: Any) -> str | None:
     refusal: str | None = target.refuses_tree() if target.sliding_window is not None else None
     if refusal is not None:
         return f"a batch over a sliding window needs four-dimensional masks: {refusal}"
-    key = ("batch refusal", attention_of(target.base.config))
-    return try_once(facts_of(target.base), key, lambda: _try_batch(target))
+    key = ("batch refusal", attention_of(target.base.config), padded)
+    return try_once(facts_of(target.base), key, lambda: _try_batch(target, padded))
 
 
 @torch.inference_mode()
-def _try_batch(target: Any) -> str | None:
+def _try_batch(target: Any, padded: bool) -> str | None:
     name = type(target.base).__name__
 
     def read(tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         long, short = tokens[: len(_LONG)], tokens[len(_LONG) :]
-        actual = _read_batch(target, [long, short])
+        actual = _read_batch(target, [long if padded else long[: len(short)], short])
         wrong = _read_batch(target, [[*long[: len(long) - len(short)], *short]])
         return actual, _read_batch(target, [short]), wrong
 

@@ -186,12 +186,14 @@ def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> 
             f"decode: a static cache holds one text, found {batch_size} prompts; decode them one "
             "at a time, or without static_cache"
         )
+    # the model pads and masks the prompts that it prepares itself
+    padded = min(lengths) < longest and options.prefill is None
     refusal = (
         target.limits.refuses_batch(
             type(target.base).__name__, min(lengths), longest + max(options.limits)
         )
         or _exceeds_window(target, longest, options)
-        or find_batch_refusal(target)
+        or find_batch_refusal(target, padded=padded)
     )
     if refusal is not None:
         raise ValueError(f"decode: {refusal}; decode one prompt at a time")

@@ -99,7 +99,8 @@ class Waiting:
         if len(active) >= self._count_rows(longest):
             return None
         source, start = self._find_start(waiting[-1], active, last)
-        count, shared, longest_yet = 0, start, 0
+        first = waiting[-1].state.tokens
+        count, shared, longest_yet, repeated = 0, start, 0, 0
         for one in waiting[: -most_rows - 1 : -1]:
             tokens = one.state.tokens
             common = min(shared, count_shared(source.tokens, tokens))
@@ -109,7 +110,11 @@ class Waiting:
             joins = joins and common >= start // 2 and not (one.start or source.saved)
             if count and not joins:
                 break
+            own = min(count_shared(first, tokens), len(tokens) - 1)
+            repeated += own if count and _is_worth(own, tokens) else 0
             count, shared, longest_yet = count + 1, common, len(tokens)
+        if not start and repeated > self._most_padding and self._shares(waiting[-count]):
+            count = 1  # the others copy what they share with it
         rows = self._count_rows(max(longest, self.positions(waiting[-count])))
         if 2 * (rows - len(active)) < min(count, rows, _FEW):
             return None
@@ -121,6 +126,11 @@ class Waiting:
     def _count_rows(self, positions: int) -> int:
         return int(min(self._most_rows, count_rows(positions, self.most_positions)))
 
+    def _shares(self, request: Request) -> bool:
+        """Whether a text may begin with what another one has read."""
+        length = len(request.state.tokens)
+        return length <= self._window and self._allows_parts(length + request.state.limit)
+
     def _find_start(
         self, request: Request, active: Sequence[Request], last: Start
     ) -> tuple[Start, int]:
@@ -128,15 +138,20 @@ class Waiting:
         tokens = request.state.tokens
         if request.start is not None:
             return request.start, min(len(request.start.tokens), len(tokens) - 1)
-        if len(tokens) > self._window:
+        if not self._shares(request):
             return Start([]), 0
         sources = [Start(one.state.tokens[:-1], row) for row, one in enumerate(active)] or [last]
         shared, number = max((count_shared(s.tokens, tokens), n) for n, s in enumerate(sources))
         shared = min(shared, len(tokens) - 1)
-        # After a start attention needs a mask, and takes twice the time.
-        is_worth = shared * (shared + _BALANCE) >= (len(tokens) - shared) ** 2
-        end = len(tokens) + request.state.limit
-        return sources[number], shared if is_worth and self._allows_parts(end) else 0
+        return sources[number], shared if _is_worth(shared, tokens) else 0
+
+
+def _is_worth(shared: int, tokens: Sequence[int]) -> bool:
+    """Whether a text is read faster after a copy of its first tokens.
+
+    After a start attention needs a mask, and takes twice the time.
+    """
+    return shared * (shared + _BALANCE) >= (len(tokens) - shared) ** 2
 
 
 def count_rows(positions: int, most: float | None = None) -> float:
