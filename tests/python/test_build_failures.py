@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path)
 
 
-@pytest.mark.parametrize("stage", ["responses", "heads", "costs", "live"])
+@pytest.mark.parametrize("stage", ["responses", "heads", "costs", "choice", "live"])
 def test_an_interrupt_at_any_stage(
     stage: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +50,7 @@ def test_an_interrupt_at_any_stage(
     assert captured.out.endswith(kept)
     assert len(before) == (3 if stage == "responses" else 30)
     kept = folder / "out" / "build_files" / "heads.checkpoint"
-    assert kept.exists() == (stage in ("heads", "costs", "live"))
+    assert kept.exists() == (stage in ("heads", "costs", "choice", "live"))
     assert build(folder, *HEADS) == 0
     assert stored(folder)[: len(before)] == before
     assert len(stored(folder)) == 30

@@ -23,6 +23,7 @@ from lattice_bpd.build.call_costs import interpolate_costs, measure_costs
 from lattice_bpd.build.choice import (
     COST_ROUNDS,
     COST_SIZES,
+    FITTING,
     HELD_OUT,
     MAX_NODES,
     OWN_SECONDS,
@@ -234,8 +235,13 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
     def decode(
         text: KnownText, lms: Sequence[NGramLM], with_heads: bool, gates: Gates, times: Any
     ) -> ReplayResult:
-        return decode_known(model, text, lms, heads if with_heads else None, gates, times=times)
+        known = decode_known(model, text, lms, heads if with_heads else None, gates, times=times)
+        watcher.advance()
+        return known
 
+    if job.costs is None:
+        again = min(len(fitting), FITTING) + min(len(held_out), HELD_OUT)
+        watcher.begin("choice", (1 + len(sources)) * again)
     choice = choose_sources(
         drafting.vocab_size, sources, [texts[n] for n in fitting], [texts[n] for n in held_out],
         call_seconds, 0.0 if heads is None else _time_heads(model, heads),
@@ -243,6 +249,8 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         is_chain=job.costs is not None or drafting.target.is_recurrent,
         decode=None if job.costs is not None else decode,
     )  # fmt: skip
+    if job.costs is None:
+        watcher.end()
     lap("choice")
     counts = {
         "conversations": len(chats) + len(job.given),

@@ -39,6 +39,7 @@ _TITLES = {
     "states": "hidden states (responses)",
     "heads": "training heads (steps)",
     "costs": "time of calls (rounds)",
+    "choice": "choosing sources (texts)",
     "live": "decoding held-out prompts",
 }
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
