@@ -152,6 +152,21 @@ def test_published_models(rng: np.random.Generator, tmp_path: Path) -> None:
     assert number >= 10_000
 
 
+def test_a_history_without_a_backoff_weight_is_kept_where_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "lm.arpa"
+    unigrams = ["-1\t<unk>", "0\t<s>\t0", "-1\t</s>", "-0.5\tthe\t0", "-0.7\tcat\t0"]
+    bigrams = ["-0.2\tthe cat"]
+    counts = f"\\data\\\nngram 1={len(unigrams)}\nngram 2={len(bigrams)}\n"
+    path.write_text(
+        "\n".join([counts, "\\1-grams:", *unigrams, "", "\\2-grams:", *bigrams, "", "\\end\\", ""])
+    )
+    ours, state, after = Model(str(path)), State(), State()
+    assert ours.BaseScore(State(), "the", state) == pytest.approx(-0.5)
+    assert ours.BaseScore(state, "cat", after) == pytest.approx(-0.2)
+    assert state != State()
+    assert after == State()  # nothing goes on after "cat"
+
+
 def test_white_space_is_that_of_ascii(small: Path) -> None:
     ours, theirs = Model(str(small)), kenlm.Model(str(small))
     for text in [
@@ -171,6 +186,7 @@ def test_a_model_without_unk(small: Path) -> None:
     ours, theirs = Model(str(small)), kenlm.Model(str(small))
     assert ours.score("the dog") == pytest.approx(theirs.score("the dog"), abs=1e-5)
     assert ours.score("dog", bos=False, eos=False) == pytest.approx(-100.0, abs=1e-5)
+    assert ours.BaseScore(State(), "dog", State()) == pytest.approx(-100.0, abs=1e-5)
     ours.save(small.with_suffix(".lm"))
     assert Model(small.with_suffix(".lm")).score("the dog") == ours.score("the dog")
 

@@ -28,6 +28,7 @@ from lattice_bpd.build.choice import (
     MAX_NODES,
     OWN_SECONDS,
     Choice,
+    Decode,
     Source,
     choose_sources,
 )
@@ -232,24 +233,18 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
     if heads is not None:
         sources.append(Source("heads", None, keep=job.keep_heads))
 
-    def decode(
-        text: KnownText, lms: Sequence[NGramLM], with_heads: bool, gates: Gates, times: Any
-    ) -> ReplayResult:
-        known = decode_known(model, text, lms, heads if with_heads else None, gates, times=times)
-        watcher.advance()
-        return known
-
+    decode = None
     if job.costs is None:
         again = min(len(fitting), FITTING) + min(len(held_out), HELD_OUT)
-        watcher.begin("choice", (1 + len(sources)) * again)
+        decode = _decoder(model, heads, (1 + len(sources)) * again, watcher)
     choice = choose_sources(
         drafting.vocab_size, sources, [texts[n] for n in fitting], [texts[n] for n in held_out],
         call_seconds, 0.0 if heads is None else _time_heads(model, heads),
         own_seconds=OWN_SECONDS if job.costs is None else 0.0,
         is_chain=job.costs is not None or drafting.target.is_recurrent,
-        decode=None if job.costs is not None else decode,
+        decode=decode,
     )  # fmt: skip
-    if job.costs is None:
+    if decode is not None:
         watcher.end()
     lap("choice")
     counts = {
@@ -278,6 +273,20 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
     result = BuildResult(counts, choice, accuracy, live, seconds, notes, target)
     write_text(job.output / "README.md", describe_drafter(result, name_of(model) or "a model"))
     return result
+
+
+def _decoder(model: PreTrainedModel, heads: Any, count: int, watcher: Watcher) -> Decode:
+    """Decodes known texts, of which there are `count` in all: steps of the stage "choice"."""
+    watcher.begin("choice", count)
+
+    def decode(
+        text: KnownText, lms: Sequence[NGramLM], with_heads: bool, gates: Gates, times: Any
+    ) -> ReplayResult:
+        known = decode_known(model, text, lms, heads if with_heads else None, gates, times=times)
+        watcher.advance()
+        return known
+
+    return decode
 
 
 def _check_folder(folder: Path, model: PreTrainedModel) -> None:
