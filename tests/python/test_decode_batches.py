@@ -20,6 +20,7 @@ from lattice_bpd.verify import CausalLMTarget, Sampled
 from planted_drafts import PlantedDrafts
 from target_models import VOCAB, build_target
 from test_call_limits import BOUNDARY, build
+from test_decode_targets import WatchingHeads
 
 NEW = 12
 
@@ -116,8 +117,42 @@ def test_one_prompt_of_several_samples_is_read_once(monkeypatch: pytest.MonkeyPa
     assert len({tuple(one.token_ids) for one in results}) > 3
 
 
-def test_a_start_whose_frequencies_change_is_not_copied() -> None:
-    """Texts beyond the boundary, of which a start before it was read with other frequencies."""
+def test_texts_of_two_kinds_begin_as_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a kind are copied from the row of one of theirs, wherever it is."""
+    model, heads = build_target("llama"), (tuple(range(2, 40)), tuple(range(45, 7, -1)))
+    prompts = [prompt for head in heads for prompt in prompts_of(3, 6, head)]
+    prompts = [[*prompt, number] for number, prompt in enumerate(prompts, 1)]
+    wanted = [plain(model, prompt) for prompt in prompts]
+    monkeypatch.setattr(waiting, "_READ", 45)
+    generate(model, [[3], [4, 5]], "greedy", max_new_tokens=2)  # measures what the model can do
+    watch = Watch(monkeypatch)
+    results = generate(model, prompts, "greedy", max_new_tokens=NEW)
+    assert [one.token_ids for one in results] == wanted
+    read = sum(rows * size for rows, size in watch.read)
+    assert read < sum(map(len, prompts)) - 3 * len(heads[0])
+
+
+@pytest.mark.parametrize("layers", [(0,), (-1, 1)])
+def test_heads_get_features_of_what_texts_share(
+    layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows hold keys and values only, so each text is read whole."""
+    monkeypatch.setattr(waiting, "_READ", 45)
+    model, prompts = build_target("llama"), prompts_of(4, 5, tuple(range(2, 40)))
+    wanted = [plain(model, prompt) for prompt in prompts]
+    texts = [prompt + new for prompt, new in zip(prompts, wanted, strict=True)]
+    heads = WatchingHeads(texts, VOCAB, layers=layers)
+    heads.seen = {}
+    results = generate(model, prompts, "tree", heads=heads, max_new_tokens=NEW)
+    assert [one.token_ids for one in results] == wanted
+    for tokens, features in heads.seen.items():
+        with torch.inference_mode():
+            states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        expected = torch.cat([states[layer + 1][0] for layer in layers], dim=-1)
+        torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_beyond_a_boundary_share_a_call() -> None:
     head = [3 + n % 50 for n in range(BOUNDARY + 4)]
     prompts = [[*head, *tail] for tail in ([5], [7, 9, 4], [8, 8])]
     wanted = [plain(build("longrope"), prompt) for prompt in prompts]
@@ -129,7 +164,7 @@ def test_chats_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each continues its own cache, also where another one begins alike."""
     monkeypatch.setattr(loop_decode, "_ROWS_ON_CPU", 2)
     model = build_target("llama")
-    head = (4, 5, 6, 7, 8, 9, 10)
+    head = tuple(range(4, 44))
     chats, caches = prompts_of(5, 3, head), [DynamicCache() for _ in range(5)]
     generate(model, chats[:2], "greedy", max_new_tokens=2)
     watch = Watch(monkeypatch)

@@ -108,7 +108,7 @@ def test_what_prompts_share_is_read_once(
     read_prompts = CausalLMTarget.read_prompts
 
     def count(target: Any, ids: torch.Tensor, *args: Any, **options: Any) -> Any:
-        read.append(ids.numel())
+        read.append(tuple(ids.shape))
         return read_prompts(target, ids, *args, **options)
 
     step = Engine.step
@@ -128,6 +128,7 @@ def test_what_prompts_share_is_read_once(
     monkeypatch.setattr(Engine, "step", compare)
     monkeypatch.setattr(CausalLMTarget, "read_prompts", count)
     head, turns = list(range(20, 50)), random_prompts(3, 9, 1)
+    new = [(1, 1 + len(turn)) for turn in turns]  # with the last token of the response before
     prompts = [head + tail for tail in random_prompts(8, 9, 2)]
     embed = model.get_output_embeddings()
     for number, ids, _, states, _ in generate_responses(
@@ -142,7 +143,8 @@ def test_what_prompts_share_is_read_once(
     assert len(prompts) == 11
     rest = sum(len(prompt) - len(head) for prompt in prompts[:8])
     if CausalLMTarget(model).sliding_window is None:  # else prompts beyond it are read whole
-        assert sum(read) < len(head) + 2 * rest + 3 * 10
+        assert sum(rows * size for rows, size in read) < len(head) + 2 * rest + 3 * 10
+        assert all(read.count(one) >= new.count(one) for one in new)
 
 
 def test_a_start_of_the_last_text_that_ended() -> None:
