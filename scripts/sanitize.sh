@@ -5,8 +5,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly tree=build/sanitize/python
-readonly tests=(test_rescore.py test_rescore_fst.py test_tree.py test_sausage.py
-  test_top_k.py test_hostile_files.py)
+readonly tests=(tests/python/test_{rescore,rescore_fst,tree,sausage,top_k,hostile_files}.py
+  packages/recognition/tests/test_{word_lattices,kenlm_interface,rescore_nbest}.py)
 
 say() { printf 'sanitize: %s\n' "$*"; }
 
@@ -31,8 +31,8 @@ readonly report=build/sanitize/report
 rm -f "$report".*
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so.6)" \
   ASAN_OPTIONS="detect_leaks=0:log_path=$PWD/$report" \
-  UBSAN_OPTIONS="print_stacktrace=1" PYTHONPATH="$PWD/$tree:$packages" \
-  .venv/bin/python -S -m pytest -q -p no:cacheprovider "${tests[@]/#/tests/python/}" || {
+  UBSAN_OPTIONS="print_stacktrace=1" PYTHONPATH="$PWD/$tree:$PWD/packages/recognition:$packages" \
+  .venv/bin/python -S -m pytest -q -p no:cacheprovider "${tests[@]}" || {
   code=$?
   cat "$report".* >&2 2>/dev/null || true
   exit "$code"
