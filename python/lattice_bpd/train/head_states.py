@@ -117,11 +117,13 @@ class StateFile:
         watcher.begin("states", len(missing))
         lm = BlockwiseLM(self._model, num_heads=2)
         lengths = [len(one.prompt) + len(one.response) for one in missing]
+        total, done = sum(lengths), 0
         for batch in batch_by_length(lengths, _TOKENS):
             texts = [missing[number] for number in batch]
+            done += sum(lengths[number] for number in batch)
             for one, states in zip(texts, _read(lm, texts), strict=True):
                 self.add(one.prompt, one.response, states)
-                watcher.advance()
+                watcher.advance(share=done / total)  # the longest are read first
         watcher.end()
         size = self._count * self._width
         rows = torch.from_file(str(self._path), shared=True, size=size, dtype=torch.bfloat16)
