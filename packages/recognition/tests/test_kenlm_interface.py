@@ -152,7 +152,9 @@ def test_published_models(rng: np.random.Generator, tmp_path: Path) -> None:
     assert number >= 10_000
 
 
-def test_a_history_without_a_backoff_weight_is_kept_where_it_goes_on(tmp_path: Path) -> None:
+def test_a_history_without_a_backoff_weight_is_kept_if_others_begin_with_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "lm.arpa"
     unigrams = ["-1\t<unk>", "0\t<s>\t0", "-1\t</s>", "-0.5\tthe\t0", "-0.7\tcat\t0"]
     bigrams = ["-0.2\tthe cat"]
@@ -164,7 +166,7 @@ def test_a_history_without_a_backoff_weight_is_kept_where_it_goes_on(tmp_path: P
     assert ours.BaseScore(State(), "the", state) == pytest.approx(-0.5)
     assert ours.BaseScore(state, "cat", after) == pytest.approx(-0.2)
     assert state != State()
-    assert after == State()  # nothing goes on after "cat"
+    assert after == State()  # no n-gram begins with "cat"
 
 
 def test_white_space_is_that_of_ascii(small: Path) -> None:

@@ -52,9 +52,7 @@ class ShiftedTarget:
     ) -> TargetOutput:
         """See `lattice_bpd.verify.target.TargetModel`; position ids are always passed."""
         if position_ids is None:
-            width = int(cache.get_seq_length())
-            steps = torch.arange(width, width + input_ids.shape[1], device=input_ids.device)
-            position_ids = steps.expand(len(input_ids), -1)
+            position_ids = _positions_after(cache, input_ids)
         output: TargetOutput = self._target(
             input_ids, cache, position_ids=position_ids + self.shift, **masks
         )
@@ -69,12 +67,18 @@ class ShiftedTarget:
         self, input_ids: Tensor, cache: Any = None, *, ends: Sequence[int] | None = None
     ) -> tuple[TargetOutput, Any]:
         """See `CausalLMTarget.read_prompts`."""
-        start = 0 if cache is None else int(cache.get_seq_length())
-        steps = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
+        positions = _positions_after(cache, input_ids) + self.shift
         result: tuple[TargetOutput, Any] = self._target.read_prompts(
-            input_ids, cache, ends=ends, position_ids=steps.expand(len(input_ids), -1) + self.shift
+            input_ids, cache, ends=ends, position_ids=positions
         )
         return result
+
+
+def _positions_after(cache: Any, input_ids: Tensor) -> Tensor:
+    """(B, T) int64, the positions of new tokens after those of a cache, or from 0 on."""
+    start = 0 if cache is None else int(cache.get_seq_length())
+    steps = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
+    return steps.expand(len(input_ids), -1)
 
 
 class Prefill:

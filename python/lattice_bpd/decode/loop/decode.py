@@ -100,9 +100,8 @@ def decode(
     """Decode one text or a batch; the output is the target's greedy output for every drafter.
 
     Each text of a batch is the same as if it were decoded alone. In each step every sequence keeps
-    its own accepted draft tokens; those that end leave the batch, and others
-    take their rows where not all fit. The model's generation
-    config is not used; see `generate`.
+    its own accepted draft tokens; those that end leave the batch, and others take their rows where
+    not all fit. The model's generation config is not used; see `generate`.
 
     Args:
         model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers`, a target,

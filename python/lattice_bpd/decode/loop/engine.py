@@ -32,6 +32,7 @@ from lattice_bpd.verify.greedy import NO_CANDIDATES, TokenSelector, Verification
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.reading import read_texts
+from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import verify_trees
 
@@ -65,11 +66,7 @@ class Engine:
         self.requests: list[Request] = []
         self.cache: Any = None
         self.shapes: set[CallShape] = set()
-        target = model.target
-        self.waiting = Waiting(
-            target.device, most_rows, options.max_draft_nodes, target.allows_parts,
-            target.sliding_window,
-        )  # fmt: skip
+        self.waiting = Waiting(model.target, most_rows, options.max_draft_nodes)
         self._last, self._has_all, self._keep_hidden = Start([]), has_all, keep_hidden
 
     def run(self) -> Iterator[tuple[int, Request]]:
@@ -156,15 +153,17 @@ class Engine:
 
         Args:
             output: of the call that read them, padded on the left.
-            cache: Rows or a RecurrentCache.
+            cache: one of transformers, Rows or a RecurrentCache.
         """
         self.requests = sorted(self.waiting.requests, key=lambda one: one.number)
         self.waiting.requests = []
-        if isinstance(cache, Rows):
-            num_rows = len(self.requests)
-            cache = lend_rows(self.model.target, cache, num_rows, self._find_end(self.requests))
-        self.cache = cache
         lengths = [len(one.state.tokens) for one in self.requests]
+        if not isinstance(cache, RecurrentCache):
+            end = self._find_end(self.requests)
+            capacity = end if self.options.static_cache else None
+            rows = Rows.from_cache(cache, lengths, min(_MOST_FREE, end - max(lengths)), capacity)
+            cache = lend_rows(self.model.target, rows, len(lengths), end)
+        self.cache = cache
         self.shapes.add(("prompt", len(lengths), max(lengths)))
         for row, request in enumerate(self.requests):
             request.state.source = cache.source_of(row)

@@ -17,9 +17,6 @@ from lattice_bpd.verify.preparation import find_reread
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
 from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, find_mixers
-from lattice_bpd.verify.rows import Rows
-
-_MAX_EXTRA_CAPACITY = 512  # cache positions allocated after the prompt; the cache can grow
 
 
 @dataclass
@@ -95,20 +92,15 @@ def check_texts(model: DraftingModel, prompts: Prompts, options: Options) -> Non
 
 def read_together(
     model: DraftingModel, prompts: Prompts, options: Options
-) -> tuple[TargetOutput, Rows | RecurrentCache] | None:
+) -> tuple[TargetOutput, Any] | None:
     """Read in one call what texts in rows cannot be read from; None: they can.
 
     That are prompts that the model prepares itself, sources of an encoder-decoder, and texts of a
     target with recurrent states.
     """
-    target, longest = model.target, max(prompts.lengths)
+    target = model.target
     if options.prefill is not None:
         output, cache = options.prefill()
-        if not target.is_recurrent:
-            most = max(options.limits) + options.max_draft_nodes + 1
-            capacity = longest + most if options.static_cache else None
-            free = min(_MAX_EXTRA_CAPACITY, most)
-            return output, Rows.from_cache(cache, prompts.lengths, free, capacity)
     elif prompts.sources is not None or target.is_recurrent:
         ids = torch.tensor(prompts.tokens, device=model.device)
         encoding: Any = target
@@ -116,7 +108,7 @@ def read_together(
         output, cache = target.read_prompts(ids, *given)
     else:
         return None
-    return output, RecurrentCache(cache, longest) if target.is_recurrent else cache
+    return output, RecurrentCache(cache, max(prompts.lengths)) if target.is_recurrent else cache
 
 
 def find_reread_length(model: DraftingModel, prompts: Prompts, options: Options) -> int | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,25 +50,21 @@ class Waiting:
     """Texts that wait for a row.
 
     Args:
-        device: of the cache.
+        target: texts longer than its window are read in calls of their own, since not all models
+            mask what is beyond one.
         most_rows: texts that are decoded at once.
         num_drafts: most draft tokens of a call.
-        allows_parts: whether a text of a length may be read in parts.
-        window: longer texts are read in calls of their own, since not all models mask what is
-            beyond a window; None: there is none.
 
     Attributes:
         requests: the texts, the longest first.
         most_positions: of the cache, rows x longest text.
     """
 
-    def __init__(
-        self, device: torch.device, most_rows: int, num_drafts: int,
-        allows_parts: Callable[[int], bool], window: int | None,
-    ) -> None:  # fmt: skip
-        self._most_rows, self._num_drafts, self._allows_parts = most_rows, num_drafts, allows_parts
+    def __init__(self, target: Any, most_rows: int, num_drafts: int) -> None:
+        self._target, self._most_rows, self._num_drafts = target, most_rows, num_drafts
+        window: int | None = target.sliding_window
         self._window = math.inf if window is None else window
-        is_gpu = device.type == "cuda"
+        is_gpu = target.device.type == "cuda"
         self._most_padding = _PADDING_ON_GPU if is_gpu else _PADDING
         self._expected = math.inf if is_gpu else _EXPECTED
         self._longest = 0  # positions of a text that was read
@@ -129,7 +125,7 @@ class Waiting:
     def _shares(self, request: Request) -> bool:
         """Whether a text may begin with what another one has read."""
         length = len(request.state.tokens)
-        return length <= self._window and self._allows_parts(length + request.state.limit)
+        return length <= self._window and self._target.allows_parts(length + request.state.limit)
 
     def _find_start(
         self, request: Request, active: Sequence[Request], last: Start
