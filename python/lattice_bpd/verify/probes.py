@@ -57,6 +57,18 @@ def _try_cache(target: Any) -> str | None:
     )
 
 
+def find_parts_refusal(target: Any) -> str | None:
+    """Why no text is read in parts as in one call, or None."""
+    name, config = type(target.base).__name__, target.base.config
+    if config.get_text_config(decoder=True) is not config:  # may read in both directions
+        return f"{name} reads more than text"
+    if target.is_recurrent:
+        return f"{name} keeps a recurrent state, which cannot drop tokens"
+    if target.feature_layers:
+        return "the heads read outputs of layers, which a cache does not hold"
+    return None
+
+
 def find_tree_refusal(target: Any) -> str | None:
     """Why the target cannot use tree attention, or None; probed once per model.
 

@@ -34,7 +34,7 @@ from lattice_bpd.verify.call_limits import (
     reset_frequencies,
 )
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
-from lattice_bpd.verify.probes import find_tree_refusal
+from lattice_bpd.verify.probes import find_parts_refusal, find_tree_refusal
 from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.recurrent_cache import Mixers, States, find_mixers, keeps_states
 
@@ -167,10 +167,7 @@ class CausalLMTarget:
 
     def allows_parts(self, length: int) -> bool:
         """Whether a text of `length` tokens is read in parts as in one call."""
-        config = self.base.config
-        reads_text = config.get_text_config(decoder=True) is config  # images: in both directions
-        is_plain = reads_text and not self.is_recurrent and not self.feature_layers
-        return is_plain and self.limits.allows_parts(length)
+        return find_parts_refusal(self) is None and self.limits.allows_parts(length)
 
     def reset_frequencies(self) -> None:
         """Forget the lengths of earlier texts; see `call_limits.reset_frequencies`."""

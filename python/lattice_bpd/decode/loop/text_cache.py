@@ -23,6 +23,7 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.model_facts import version_of
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.cache import EMPTY, fill_cache
+from lattice_bpd.verify.probes import find_parts_refusal
 from lattice_bpd.verify.row_buffers import LayerParts
 from lattice_bpd.verify.rows import Rows
 
@@ -56,7 +57,7 @@ class TextCaches:
 
     Attributes:
         caches: one for each text; the same one for all if a single one was given.
-        texts: of each prompt, what is read of it and cached; None: nothing.
+        texts: of each prompt, what is read of it and cached, perhaps nothing.
         reused: tokens of each prompt that were in its cache.
         refusal: why nothing can be reused, or None.
 
@@ -140,16 +141,10 @@ class TextCaches:
 def _find_refusal(model: DraftingModel) -> str | None:
     """Why a text cannot be continued from its cache, or None."""
     target: Any = model.target
-    name = type(target.base).__name__
-    config = target.base.config
-    if config.get_text_config(decoder=True) is not config:  # may read a prompt in both directions
-        return f"{name} reads more than text"
-    if target.is_recurrent:
-        return f"{name} keeps a recurrent state, which cannot drop tokens"
-    if target.feature_layers:
-        return "the heads read outputs of layers, which a cache does not hold"
+    if refusal := find_parts_refusal(target):
+        return refusal
     if any(type(layer) not in (DynamicLayer, EMPTY) for layer in target.new_cache().layers):
-        return f"{name} has layers that keep more than keys and values"
+        return f"{type(target.base).__name__} has layers that keep more than keys and values"
     return None
 
 
@@ -171,7 +166,7 @@ def _check_kind(cache: Any) -> None:
 
 
 def _read_rows(cache: Any, model: DraftingModel, count: int) -> list[Start]:
-    """The texts in a cache; None for each in an empty one."""
+    """The texts in a cache; without tokens in an empty one."""
     record: _Record | None = getattr(cache, _RECORD, None)
     layers = _layers_of(cache)
     width = max((layer[0].shape[2] for layer in layers if layer), default=0)
