@@ -14,7 +14,7 @@ from torch.nn.modules import module as globals_of_modules
 from lattice_bpd.models.hooks import is_own
 
 OWN_ATTENTION = "lattice_bpd"  # begins the names of the core's attention implementations
-_FACTS: WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Any]]] = WeakKeyDictionary()
+_FACTS: WeakKeyDictionary[nn.Module, tuple[list[Any], dict[Any, Any]]] = WeakKeyDictionary()
 _CALL = threading.local()  # facts of the models that this thread's call has described
 
 
@@ -37,17 +37,26 @@ def facts_of(model: nn.Module) -> dict[Any, Any]:
     Takes about a millisecond for 400 modules, so a decoding step keeps what it needs, and a call of
     `generate` is inside `described_once`.
     """
+    return _look_up(model)[1]
+
+
+def state_of(model: nn.Module) -> list[Any]:
+    """Equal as long as the results of its calls are, by the rules of `facts_of`."""
+    return _look_up(model)[0]
+
+
+def _look_up(model: nn.Module) -> tuple[list[Any], dict[Any, Any]]:
     in_call: Any = getattr(_CALL, "facts", None)
-    facts: dict[Any, Any] | None = None if in_call is None else in_call.get(model)
-    if facts is not None:
-        return facts
+    known: Any = None if in_call is None else in_call.get(model)
+    if known is not None:
+        return known  # type: ignore[no-any-return]
     state = _describe(model)
     known = _FACTS.get(model)
     if known is None or known[0] != state:
         known = _FACTS[model] = (state, {})
     if in_call is not None:
-        in_call[model] = known[1]
-    return known[1]
+        in_call[model] = known
+    return known  # type: ignore[no-any-return]
 
 
 def _describe(model: nn.Module) -> list[Any]:

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer
 
 from lattice_bpd.decode.loop.request import Start
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.models.model_facts import version_of
+from lattice_bpd.models.model_facts import state_of
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.cache import EMPTY, fill_cache
 from lattice_bpd.verify.probes import find_parts_refusal
@@ -36,13 +36,13 @@ class _Record:
 
     Attributes:
         model: the model that filled it.
-        weights: see `_weights_of`.
+        state: of that model then.
         token_ids: of each row.
         parts: the tensors of its layers; others mean that other code changed it.
     """
 
     model: weakref.ref[Any]
-    weights: int
+    state: list[Any]
     token_ids: list[list[int]]
     parts: list[Tensor]
 
@@ -179,9 +179,9 @@ def _read_rows(cache: Any, model: DraftingModel, count: int) -> list[Start]:
             )
         return [Start([])] * count
     base = model.target.base
-    if record.model() is not base or record.weights != _weights_of(base):
+    if record.model() is not base or record.state != state_of(base):
         filled = record.model()
-        changed = "a model whose weights, hooks or adapters have changed"
+        changed = "a model that has changed since: its weights, hooks, adapters, config or mode"
         what = "another model" if filled is not base else changed
         raise ValueError(
             f"decode: cache was filled by {what}; expected one of this {type(base).__name__}; "
@@ -227,7 +227,7 @@ def _write_rows(cache: Any, model: DraftingModel, texts: list[Start]) -> None:
     base = model.target.base
     parts = [part for layer in _layers_of(cache) for part in layer]
     tokens = [text.tokens for text in texts]
-    setattr(cache, _RECORD, _Record(weakref.ref(base), _weights_of(base), tokens, parts))
+    setattr(cache, _RECORD, _Record(weakref.ref(base), state_of(base), tokens, parts))
 
 
 def _layers_of(cache: Any) -> list[LayerParts]:
@@ -250,17 +250,3 @@ def _merge(rows: list[list[LayerParts]]) -> list[LayerParts]:
             )
         )
     return merged
-
-
-def _weights_of(base: Any) -> int:
-    """A number that changes with weights, dtype, device, hooks and active adapters of a model."""
-    weights = ((*version_of(weight), weight.dtype) for weight in base.parameters())
-    modules = (
-        (
-            len(module._forward_hooks) + len(module._forward_pre_hooks),
-            id(vars(module).get("forward")),
-            str([vars(module).get(name) for name in ("_active_adapter", "_disable_adapters")]),
-        )
-        for module in base.modules()
-    )
-    return hash((tuple(weights), tuple(modules)))
