@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--gguf", metavar="FILE", help="the model, for llama-cpp-python's lines")
     parser.add_argument("--lines", metavar="NAME;..", help="only these lines, besides greedy")
     parser.add_argument("--dtype", default="bfloat16", help="of the model (default bfloat16)")
-    parser.add_argument("--record", action="store_true", help="replay our calls on a GPU")
+    parser.add_argument("--no-record", action="store_true", help="do not replay calls on a GPU")
     parser.add_argument("--split", default="test", choices=("test", "tuning"))
     parser.add_argument("--tokens", type=int, default=96, help="most new tokens (default 96)")
     parser.add_argument("--minutes", type=float, help="of decoding, at most")
@@ -302,8 +302,7 @@ def main() -> None:
     )
     own = to_device(own)
     model = model.to(own.device)
-    if args.record:
-        record_calls(own)
+    record_calls(own, on=not args.no_record)
     sources = load_sources(args)
     if args.gguf:
         skipped: dict[str, str] = {}
@@ -340,7 +339,7 @@ def main() -> None:
             "dtype": args.dtype,
             "split": args.split,
             "tokens": args.tokens,
-            "record": args.record,
+            "record": not args.no_record,
         }
         example = {"example": pick_example(lines, rows, prompts, tokenizer)}
         write_json(args.json, {"machine": describe_machine(), **settings, **summary, **example,

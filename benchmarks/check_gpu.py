@@ -44,7 +44,6 @@ from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import record_calls
 from lattice_bpd_conformance.cases import (
     Case,
-    generation_settings,
     list_quick_cases,
     random_prompts,
 )
@@ -60,7 +59,6 @@ BATCHES = {"full": (1, 8, 64), "tiny": (1, 3)}
 NEW_TOKENS = {"full": 64, "tiny": 24}
 PROMPT_TOKENS, SLOTS, TOP_K, MAX_NODES, ROUNDS = 32, 6, 16, 24, 3
 COMPILED_CASES, COMPILED_LAYERS = [Case("tree")], 2  # every new shape takes seconds to compile
-STATIC_CASES = [Case(name, custom_generate=True) for name in ("tree", "bpd", "mixture")]
 
 
 def build_target(
@@ -219,25 +217,24 @@ class Check:
         write_json(self.out, self.results)
 
     def check_lossless(self, dtype: torch.dtype, variant: str) -> dict[str, Any]:
-        """Verdicts of one dtype and variant: "eager", "sdpa", "static", "compiled", "recorded"."""
+        """Verdicts of one dtype and variant: "eager", "sdpa", "compiled", "recorded".
+
+        Only the last one replays calls.
+        """
         attention = variant if variant in ("eager", "sdpa") else "sdpa"
         layers = COMPILED_LAYERS if variant == "compiled" else None
         model = build_target(self.size, self.device, dtype, attention, layers)
-        cases, settings = list_quick_cases(), dict[str, Any]()
-        if variant == "static":
-            cases, settings = STATIC_CASES, {"cache_implementation": "static"}
-        elif variant == "compiled":
+        cases = list_quick_cases()
+        if variant == "compiled":
             cases = COMPILED_CASES
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()
             torch._dynamo.config.recompile_limit = 64  # calls differ in masks and caches
             model.base_model.compile(dynamic=True, backend=self.backend)
-        elif variant == "recorded":
-            record_calls(model)
+        record_calls(model, on=variant == "recorded")
         checker = Checker(model, random_prompts(model.config.vocab_size), 16)
         checker.reference.texts()  # by the model's default cache
-        with generation_settings(model, settings):
-            verdicts = checker.run(cases)
+        verdicts = checker.run(cases)
         counts: dict[str, int] = {}
         for verdict in verdicts:
             counts[verdict.outcome] = counts.get(verdict.outcome, 0) + 1
@@ -322,15 +319,13 @@ class Check:
             times = self.time(lambda: transformers_greedy(assistant_model=draft_model))
             row = {"method": "assisted generation, transformers", "equal_texts": output == expected}
             rows.append({**row, **times.speeds(new_tokens)})
-        for name, (strategy, options) in methods.items():
-            rows.append({
-                "method": name,
-                **self.measure_strategy(target, prompts.tolist(), strategy, options, expected),
-            })  # fmt: skip
-        record_calls(target)
-        for name, (strategy, options) in methods.items():
-            figures = self.measure_strategy(target, prompts.tolist(), strategy, options, expected)
-            rows.append({"method": f"{name}, recorded", **figures})
+        for is_recorded in (False, True):
+            record_calls(target, on=is_recorded)
+            for name, (strategy, options) in methods.items():
+                figures = self.measure_strategy(
+                    target, prompts.tolist(), strategy, options, expected
+                )
+                rows.append({"method": f"{name}{', recorded' * is_recorded}", **figures})
         for row in rows:
             row["over_greedy"] = round(row["tokens_per_s"] / greedy["tokens_per_s"], 3)
             for key in greedy:
@@ -447,7 +442,7 @@ def main() -> None:
     check.run("top_k", check.check_top_k, 0.2)
     for batch in BATCHES[args.size]:
         check.run(f"speed_batch_{batch}", lambda n=batch: check.measure_speed(n), 1.0)
-    variants = {"sdpa": 1.0, "recorded": 1.0, "eager": 1.0, "static": 0.5, "compiled": 1.5}
+    variants = {"sdpa": 1.0, "recorded": 1.0, "eager": 1.0, "compiled": 1.5}
     for variant, minutes in variants.items():
         for dtype in (torch.float32, torch.bfloat16):
             name = f"lossless_{variant}_{str(dtype).removeprefix('torch.')}"

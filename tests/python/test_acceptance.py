@@ -84,11 +84,10 @@ def written_plainly(kind: str, text: str, prompt: list[int], count: int):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_rules_write_what_a_plain_loop_writes(kind, text):
     wanted = written_plainly(kind, text, PROMPT, 18)
-    for way in ("tree", "rows", "static"):
-        options = {"static_cache": True} if way == "static" else {"layout": way}
+    for way in ("tree", "rows"):
         found = decode(
             model_of(kind), PROMPT, RandomDrafter(), max_new_tokens=18,
-            acceptance=parse_acceptance(text), **options,
+            acceptance=parse_acceptance(text), layout=way,
         )  # fmt: skip
         stats = found.stats
         assert (found.token_ids, stats.target_calls) == wanted[:2], way

@@ -13,12 +13,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of, random_prompts
 from lattice_bpd.decode import Certificate, CertificateError, decode, generate
 from lattice_bpd.decode.certificate import CheckedPosition
 from lattice_bpd.decode.certificate import certificate as certificates
+from lattice_bpd.decode.certificate import noise as noise_module
 from lattice_bpd.decode.certificate.certificate import MarginSelector
 from lattice_bpd.decode.certificate.noise import Noise, follow_text
 from lattice_bpd.decode.loop import decode as loops
@@ -141,6 +142,28 @@ def test_noise_is_that_of_plain_forwards():
     bounds = noise.logit_bound, noise.mean_bound, noise.margin_bound
     least = max(noise.margins, noise.unit)
     assert bounds == (2.5 * noise.logits, 1.3 * max(noise.mean, noise.unit), 2.5 * least)
+
+
+@pytest.mark.parametrize("kind", ["deep llama", "mistral", "gemma2"])
+def test_noise_of_replayed_calls_is_that_of_a_cache_of_fixed_size(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read all positions of their buffers; `forward` does so with transformers' cache."""
+    sizes = []
+
+    class Static(StaticCache):
+        def __init__(self, **given: object) -> None:
+            super().__init__(**given)
+            sizes.append(given["max_cache_len"])
+
+    monkeypatch.setattr(noise_module, "is_recordable", lambda _device: True)
+    monkeypatch.setattr(noise_module, "StaticCache", Static)
+    base, prompt = target(kind, torch.float32), [3, 17, 5]
+    text = plain_continuation(base, prompt, max_new_tokens=40)
+    noise = follow_text(DraftingModel(base).target, prompt, text, [4, 1])[1]
+    assert noise.shapes[-1] == "chunks of 4, static cache"
+    assert sizes == [1024]
+    assert noise.logit_bound < 200 * noise.unit  # the logits are right
 
 
 def test_noise_is_measured_in_all_shapes_of_learned_positions():

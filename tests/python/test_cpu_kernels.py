@@ -335,12 +335,6 @@ WAYS: dict[str, Any] = {
             **LIMIT, **how,
         ).token_ids
     ),
-    "static": lambda model, **how: (
-        generate(
-            model, PROMPT, generation_config=GenerationConfig(cache_implementation="static"),
-            **LIMIT, **how,
-        ).token_ids
-    ),
 }  # fmt: skip
 
 

@@ -29,13 +29,11 @@ from lattice_bpd.decode import (
 from lattice_bpd.decode.huggingface.generate import read_config
 from lattice_bpd.draft.config import STRATEGIES
 from lattice_bpd.verify import PrefixTree
-from lattice_bpd.verify.row_buffers import RowLayer
 from planted_drafts import plain_continuation
 
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")  # corpora made up for tests
 
 PROMPT = [3, 8, 13]
-STATIC = GenerationConfig(cache_implementation="static")
 
 
 def draft_of(state, tokens) -> PrefixTree:
@@ -153,36 +151,15 @@ def test_a_failed_draft_costs_one_step(error, kind):
     assert result.stats.draft_failures == {kind: drafter.steps // 3}
 
 
-def test_a_static_cache_gives_the_same_tokens(monkeypatch):
-    sizes = []
-    original = RowLayer.update
-
-    def update(self, keys, *args, **options):
-        whole, values = original(self, keys, *args, **options)
-        if self.call.is_fixed:
-            sizes.append((keys.shape[2], whole.shape[2]))
-        return whole, values
-
-    monkeypatch.setattr(RowLayer, "update", update)
-    for kind in ("gpt2", "llama", "mistral"):
-        for prompt in random_prompts(4, seed=6):
-            sizes.clear()
-            result = generate(
-                model_of(kind), prompt, DraftConfig("tree", top_k=6, max_nodes=14), lm=small_lm(),
-                max_new_tokens=16, generation_config=STATIC,
-            )  # fmt: skip
-            assert result.token_ids == greedy_of(kind, tuple(prompt), 16)
-            assert set(sizes) == {(15, len(prompt) + 16 + 14 + 1)}  # one shape for all calls
-    sizes.clear()  # several prompts share a cache that grows, as in `CustomGenerate`
-    together = generate(
-        model_of("llama"), [[1], [2]], "greedy", generation_config=STATIC, max_new_tokens=5
-    )
-    assert not sizes
-    assert [result.token_ids for result in together] == [
-        greedy_of("llama", (1,), 5), greedy_of("llama", (2,), 5)
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="a static cache holds one text"):
-        decode(model_of("llama"), [[1], [2]], TreeDrafter(None), static_cache=True)
+@pytest.mark.parametrize("prompts", [[[1, 5]], [[1], [2]]])
+def test_names_of_caches_of_transformers_change_nothing(prompts):
+    for name in ("static", "dynamic"):
+        config = GenerationConfig(cache_implementation=name)
+        found = generate(
+            model_of("llama"), prompts, "greedy", generation_config=config, max_new_tokens=5
+        )
+        for prompt, one in zip(prompts, found, strict=True):
+            assert one.token_ids == greedy_of("llama", tuple(prompt), 5)
 
 
 def test_every_row_of_a_batch_gets_its_own_exact_token():

@@ -78,11 +78,8 @@ def test_ragged_batches_are_equal_to_generate_of_each_alone(kind):
 
 @pytest.mark.parametrize("kind", ["gemma4", "mlp_first"])
 def test_layers_that_hold_nothing_in_other_caches(kind):
-    """One of fixed size, a draft model's, and that of a causal LM that rescores."""
+    """A draft model's, and that of a causal LM that rescores."""
     model, outputs = build_target(kind), generated(kind)
-    fixed = decode(model, PROMPTS[0], planted(kind)[0], static_cache=True, **OPTIONS)
-    assert fixed.token_ids == outputs[0]
-    assert fixed.stats.target_calls < 0.6 * COUNT
     drafted = generate(model, PROMPTS[0], "draft_model", draft_model=model, **OPTIONS)
     assert drafted.token_ids == outputs[0]
     assert drafted.stats.target_calls < 0.6 * COUNT

@@ -27,8 +27,10 @@ import tiny_models
 from architectures import Architecture, list_architectures
 from blockwise_models import model_of
 from config_overrides import NOT_BUILT
+from lattice_bpd.build.call_costs import measure_costs
 from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.loop import decode as decode_module
+from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, Sampled, graphs, record_calls
 from lattice_bpd.verify.graphs import RecordedCalls
 from lattice_bpd.verify.greedy import greedy_tokens
@@ -138,6 +140,7 @@ def test_predictions_and_heads_of_a_replayed_call() -> None:
     model = copy.deepcopy(model_of("llama"))
     prompt = [3, 1, 4, 1, 5]
     options = {"max_new_tokens": 40, "cpu_kernels": False}
+    record_calls(model, on=False)
     plain = [generate(model, prompt, kind, **options) for kind in ("mixture", "bpd")]
     record_calls(model)
     replayed = [generate(model, prompt, kind, **options) for kind in ("mixture", "bpd")]
@@ -325,6 +328,40 @@ def test_what_is_not_recorded(
     monkeypatch.setattr(graphs, "free_memory", lambda _device: 1e5)
     assert decode(model, PROMPTS[0], PlantedDrafts(output, VOCAB), **OPTIONS).token_ids == output
     assert Recording.replayed == 0
+
+
+def test_a_recording_that_is_not_the_call_is_not_used(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model asks how long the cache is, on the host: recorded, it is always empty."""
+    caplog.set_level("INFO", "lattice_bpd")
+    model: Any = fresh_target("llama")
+    attention: Any = type(model.model.layers[0].self_attn)
+    inner = attention.forward
+
+    def counts(self: Any, **kwargs: Any) -> Any:
+        (cache,) = (one for one in kwargs.values() if isinstance(one, transformers.Cache))
+        is_first = cache.get_seq_length() == 0
+        kwargs["hidden_states"] = kwargs["hidden_states"] * (0.5 if is_first else 1.0)
+        return inner(self, **kwargs)
+
+    monkeypatch.setattr(attention, "forward", counts)
+    prompt = torch.tensor([PROMPTS[0]])
+    output = model.generate(prompt, max_new_tokens=COUNT, do_sample=False)[0, len(PROMPTS[0]) :]
+    for _ in range(2):
+        drafter = PlantedDrafts(output.tolist(), VOCAB)
+        assert decode(model, PROMPTS[0], drafter, **OPTIONS).token_ids == output.tolist()
+    assert Recording.made == Recording.replayed == 1
+    assert caplog.text.count("gives other logits when it is replayed") == 2  # then refused
+
+
+def test_times_of_calls_are_those_of_replayed_ones() -> None:
+    """All sizes have the buffers of one text, one after the other."""
+    model = DraftingModel(fresh_target("llama"))
+    costs = measure_costs(model, (0, 3, 7), rounds=2)
+    assert list(costs) == [0, 3, 7]
+    assert (Recording.made, Recording.replayed) == (3, 9)
+    assert len(graphs.facts_of(model.target.base)["recorded"]) == 1
 
 
 def test_recordings_keep_no_model() -> None:

@@ -77,7 +77,7 @@ def call(rows: Rows, texts: list[Any], size: int, rng: np.random.Generator) -> l
             parts.append(random_keys(len(texts), 1, size, 4, rng))
             read.append(rows.update_indexer(parts[-1][:, 0], number)[:, None])
         for whole in read:
-            assert whole.shape[2] == rows.reads(size)
+            assert whole.shape[2] == rows.width + size
             assert bool(whole.isfinite().all())
         for row, text in enumerate(texts):
             new[row].append([part[row] for part in parts])
@@ -242,15 +242,6 @@ def test_memory_of_caches_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert [number for number, one in enumerate(made) if one() is not None] == []
     finally:
         gc.enable()
-
-
-def test_calls_on_a_cache_of_fixed_size_never_shrink_and_fit() -> None:
-    cache, _ = make_cache([1], np.random.default_rng(0))
-    rows = Rows.from_cache(cache, capacity=10)
-    assert [rows.call_size(tokens) for tokens in (5, 3, 9)] == [5, 5, 9]
-    assert rows.reads(9) == 10
-    with pytest.raises(ValueError, match=r"cache has 10 positions, 1 .* expected 10 free"):
-        rows.call_size(10)
 
 
 def test_accelerators_copy_and_move_as_the_core_does() -> None:

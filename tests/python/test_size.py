@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"lines": 27_458, "public names": 97}
+LIMITS = {"lines": 27_457, "public names": 97}
 OPTIONS = 129
 STEP = {"files": 14, "lines": 3_410, "functions": 52}  # by what a step measures
 

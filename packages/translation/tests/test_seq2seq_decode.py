@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from transformers import GenerationConfig
 
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, decode, generate
@@ -33,7 +32,6 @@ from seq2seq_models import (
 pytestmark = pytest.mark.filterwarnings("ignore:Katz")
 
 LENGTH = 16
-STATIC = GenerationConfig(cache_implementation="static")
 
 
 class Guesser:
@@ -150,11 +148,6 @@ def test_blockwise_heads_on_the_decoder():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (
-            lambda m: generate(m, [5], "greedy", generation_config=STATIC),
-            ValueError,
-            "leave static_cache .*out",
-        ),
         (lambda m: generate(m, [VOCAB], "greedy"), ValueError, "token id 40"),
         (lambda m: generate(m, [5] * (POSITIONS + 1), "greedy"), ValueError, "positions for 48"),
         (lambda m: Seq2SeqTarget(m, [VOCAB]), ValueError, "decoder_prompt"),

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lattice_bpd.verify.graphs import lend_rows
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.rows import Rows
@@ -65,12 +66,13 @@ def measure_costs(
     context = context_length(model)
     times: dict[int, list[float]] = {size: [] for size in sizes}
     with torch.inference_mode():
-        new_state = _state_maker(model, context)
+        new_state, state = _state_maker(model, context, max(sizes) + 2), None
         for _ in range(rounds + 1):
             for size in sizes:
                 draft = token_text(model.vocab_size, size)
                 drafts = [draft] if model.target.is_recurrent else [[token] for token in draft]
                 tree = PrefixTree.from_drafts(1, drafts if draft else [])
+                state = None  # lends its buffers to the next one
                 state = new_state(size + 2)
                 start = now(model)
                 verify_trees(model.target, state, [tree], layout="auto")
@@ -88,15 +90,20 @@ def context_length(model: DraftingModel) -> int:
     return min(_CONTEXT, (model.max_positions or 2 * _CONTEXT) // 2)
 
 
-def _state_maker(model: DraftingModel, context: int) -> Callable[[int], Any]:
-    """Makes caches after some context, with room for so many more tokens."""
+def _state_maker(model: DraftingModel, context: int, most: int) -> Callable[[int], Any]:
+    """Makes caches after some context, with room for so many more tokens, at most `most`."""
     target: Any = model.target
     if target.decoder_prompt is None:
         prompt = torch.tensor([token_text(model.vocab_size, context)], device=model.device)
         if target.is_recurrent:
             return lambda _: RecurrentCache(target.read_prompts(prompt)[1], context)
         _, cache = target.read_prompts(prompt)
-        return lambda size: Rows.from_cache(cache, num_free=size)  # a copy
+
+        def make(size: int) -> Rows:
+            rows = Rows.from_cache(cache, num_free=size)  # a copy
+            return lend_rows(target, rows, 1, context + most)
+
+        return make
     source = target.encode([token_text(target.source_vocab_size, context)])
     prompt = torch.tensor([target.decoder_prompt], device=model.device)
     return lambda _: target.read_prompts(prompt, source=source)[1]

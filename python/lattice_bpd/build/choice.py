@@ -16,7 +16,7 @@ from lattice_bpd.draft.replay import KnownText, ReplayResult, fit_to_texts, repl
 from lattice_bpd.lm.ngram import NGramLM
 
 MAX_NODES = 64  # draft tokens of a call whose size is chosen by cost
-COST_SIZES = (0, 1, 2, 4, 8, 16, 32, MAX_NODES)  # whose times are measured
+COST_SIZES = (0, 1, 3, 7, 15, 31, 63, MAX_NODES)  # of timed calls: all widths of recorded ones
 COST_ROUNDS = 7
 FITTING, HELD_OUT = 24, 40  # texts that the target decodes again for each choice
 OWN_SECONDS = 3e-4  # of a step, besides the call of the target and the heads

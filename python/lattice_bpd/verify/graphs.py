@@ -9,8 +9,9 @@ with the same shapes and memory each time:
     outputs   logits and hidden states; of each token the argmax and the most probable tokens
 
 So texts live in buffers that outlast them, lent to one batch at a time; others decode without.
-`record_calls` turns this on. Models whose forward needs values on the host, such as mixtures of
-experts that count tokens, are not recorded: `find_record_refusal` tells why.
+`record_calls` turns this off. Models whose forward needs values on the host, such as mixtures of
+experts that count tokens, are not recorded: `find_record_refusal` tells why. A recording is used
+once its first replay, of other inputs than it was made with, gives the logits of a plain call.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from lattice_bpd.verify.greedy import Predictions
 from lattice_bpd.verify.layout import mask_positions
 from lattice_bpd.verify.memory import free_memory, is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.rounding import rounding_bound
 from lattice_bpd.verify.rows import Rows
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -47,10 +49,11 @@ Body = Callable[[], tuple[LMOutput, Tensor, Tensor | None]]
 
 
 def record_calls(model: Any, *, on: bool = True) -> None:
-    """Record and replay the calls of a model on an NVIDIA GPU while it decodes.
+    """Whether calls of a model on an NVIDIA GPU are recorded and replayed while it decodes.
 
-    Outputs stay the same up to the rounding of other kernels. Each new shape takes a moment, and
-    buffers of 1,024, 4,096 or 16,384 positions stay allocated, at most 0.3 of the free memory.
+    They are unless this turns it off. Outputs stay the same up to the rounding of other kernels.
+    Each new shape takes a moment, and buffers of 1,024, 4,096 or 16,384 positions stay allocated,
+    at most 0.3 of the free memory.
 
     Args:
         model: a causal LM of `transformers`, or a BlockwiseLM.
@@ -72,7 +75,7 @@ def lend_rows(target: Any, rows: Rows, num_rows: int, positions: int) -> Rows:
         positions: of the longest text, with its new tokens and drafts.
     """
     base = getattr(target, "base", None)
-    if base is None or not _WANTED.get(base, False) or not is_recordable(target.device):
+    if base is None or not _WANTED.get(base, True) or not is_recordable(target.device):
         return rows
     lent = _lend(target, base, rows, num_rows, positions)
     target.is_recorded = lent.recorded is not None
@@ -104,6 +107,9 @@ def _lend(target: Any, base: Any, rows: Rows, count: int, positions: int) -> Row
             if sum(one.num_bytes for one in known) + needed > most:
                 return rows
         one = RecordedCalls(rows, _power(count), capacity)
+        _LOGGER.info(
+            "recorded calls: %d rows of %d positions, %.0f MB", *one.shape, one.num_bytes / 1e6
+        )
         known.append(one)
         return one.lend(rows)
 
@@ -116,8 +122,8 @@ def find_record_refusal(target: Any, rows: Rows) -> str | None:
         return f"{name} keeps more than keys and values"
     if len(devices) > 1:
         return f"{name} is on several devices"
-    if rows.capacity is not None or len({part.shape[3] for part in rows.buffers}) > 1:
-        return "the cache has a fixed size, or holds images"
+    if len({part.shape[3] for part in rows.buffers}) > 1:
+        return "the cache holds images"
     if target.limits.capacity is not None or target.limits.varies_from is not None:
         return f"{name} counts the tokens of a call or a text on the host"
     if any(has_own_call(module) for module in base.modules()):
@@ -158,6 +164,11 @@ class RecordedCalls:
         self._pool: Any = None
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and positions of the buffers."""
+        return self._buffers.shape
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the buffers."""
         return sum(part.nbytes for part in self._buffers.buffers)
@@ -169,9 +180,8 @@ class RecordedCalls:
 
     def fits(self, rows: Rows, count: int, capacity: int) -> bool:
         """Whether `count` texts like these can have the buffers."""
-        own = self._buffers
-        pairs = zip(rows.buffers, own.buffers, strict=True)
-        return own.shape == (_power(count), capacity) and all(
+        pairs = zip(rows.buffers, self._buffers.buffers, strict=True)
+        return self.shape == (_power(count), capacity) and all(
             one.dtype == other.dtype and one.device == other.device for one, other in pairs
         )
 
@@ -186,9 +196,18 @@ class RecordedCalls:
         return lent
 
     def call(
-        self, target: Any, state: Rows, trees: Sequence[PrefixTree], num_predictions: int
-    ) -> Replayed | None:
-        """Read the trees in one call; None: in none of these shapes."""
+        self, target: Any, state: Rows, trees: Sequence[PrefixTree], num_predictions: int,
+        read: Callable[[], Tensor],
+    ) -> Replayed | None:  # fmt: skip
+        """Read the trees in one call; None: in none of these shapes.
+
+        Args:
+            target: a CausalLMTarget.
+            state: the texts in these buffers.
+            trees: of each.
+            num_predictions: k.
+            read: (B, T, V) logits of the same by a plain call.
+        """
         own = self._buffers.buffers
         is_moved = any(
             part.data_ptr() != one.data_ptr() for part, one in zip(state.buffers, own, strict=True)
@@ -199,25 +218,34 @@ class RecordedCalls:
         num_rows = _power(len(trees))
         key = (num_rows, size, num_predictions, target.feature_layers)
         if key not in self._calls:
-            self._calls[key] = self._record(target, key)
+            expected = read()
+            shape = self._calls[key] = self._record(target, key)
+            if shape is not None:
+                replayed = shape.run(trees, state.lengths)
+                if _match(target.base, trees, replayed.output.logits, expected):
+                    return replayed
+                self._calls[key] = None
+                self._refuse(target, "gives other logits when it is replayed")
         shape = self._calls[key]
         return None if shape is None else shape.run(trees, state.lengths)
 
+    def _refuse(self, target: Any, reason: str) -> None:
+        refusal = f"{type(target.base).__name__} {reason}"
+        facts_of(target.base)["record refusal"] = refusal
+        _LOGGER.info("calls are not recorded: %s", refusal)
+
     def _record(self, target: Any, key: tuple[int, int, int, tuple[int, ...]]) -> _Shape | None:
-        facts = facts_of(target.base)
-        if "record refusal" in facts:
+        if "record refusal" in facts_of(target.base):
             return None
         shape = _Shape(self._buffers, *key[:3], device=target.device)
         try:
             shape.record(target, self)
         except Exception as error:
             if is_lack_of_memory(error):
-                refusal = "memory for a recording is lacking"
+                _LOGGER.info("a call is not recorded: memory is lacking")
             else:
                 lines = str(error).strip().splitlines() or [type(error).__name__]
-                refusal = f"{type(target.base).__name__} cannot be ({lines[0]})"
-                facts["record refusal"] = refusal
-            _LOGGER.info("calls are not recorded: %s", refusal)
+                self._refuse(target, f"cannot be ({lines[0]})")
             return None
         return shape
 
@@ -343,6 +371,26 @@ class CudaRecording:
         """Run it again; the outputs are in the same memory each time."""
         self._graph.replay()
         return self._output
+
+
+def _match(base: Any, trees: Sequence[PrefixTree], logits: Tensor, expected: Tensor) -> bool:
+    """Whether the logits of the trees' nodes are those expected, up to rounding.
+
+    No logit of float32 differs by more than rounding, nor all together by a fifth of their
+    deviation from the mean, which is far above the rounding of 16 bits. NaN is reported elsewhere.
+    """
+    own, plain = (
+        torch.cat([part[row, : len(tree)] for row, tree in enumerate(trees)]).float()
+        for part in (logits, expected)
+    )
+    if bool(plain.isnan().any()):
+        return True
+    is_known = plain.isfinite()
+    plain = torch.where(is_known, plain, 0.0)
+    differences = torch.where(is_known, own - plain, 0.0)
+    spread = (plain - plain.mean(dim=-1, keepdim=True)).norm()
+    most = 8.0 * rounding_bound(base) * plain.abs().max()
+    return bool((differences.abs().max() <= most) & (differences.norm() <= 0.2 * spread))
 
 
 def is_recordable(device: torch.device) -> bool:

@@ -37,7 +37,7 @@ def mask_attention(
     """
     device, size = target.device, attends.shape[1]
     starts = torch.tensor([state.lengths[text] for text in texts], device=device)[:, None]
-    steps = torch.arange(state.reads(size), device=device)
+    steps = torch.arange(state.width + size, device=device)
     unseen = torch.from_numpy(~attends).to(device)
     return mask_positions(target, starts, steps, starts + steps[:size], unseen, position_ids)
 

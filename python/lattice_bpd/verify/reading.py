@@ -19,7 +19,6 @@ def read_texts(
     first: int = 0,
     start: int = 0,
     num_free: int = 0,
-    capacity: int | None = None,
 ) -> tuple[TargetOutput, Rows]:
     """Read texts in one call.
 
@@ -32,7 +31,6 @@ def read_texts(
         first: row of the first text; those from it on become these texts.
         start: known tokens of each.
         num_free: positions of a new cache that can be appended without a copy.
-        capacity: of a new cache of fixed size, for one text.
 
     Returns:
         Output of the last token of each text, logits (B, 1, V) and hidden (B, 1, D), with features
@@ -47,6 +45,6 @@ def read_texts(
     part = None if rows is None else rows.part(first, len(texts), start)
     output, cache = target.read_prompts(ids, part, ends=[len(text) - 1 for text in texts])
     if rows is None:
-        rows = Rows.from_cache(cache, num_free=num_free, capacity=capacity)
+        rows = Rows.from_cache(cache, num_free=num_free)
     rows.set_texts([*rows.lengths[:first], *(start + len(text) for text in texts)])
     return output, rows

@@ -40,7 +40,6 @@ class Rows(Cache):
         lengths: tokens of each text; the next one has this position.
         width: tokens of the longest row of the next call.
         is_even: whether all rows of the next call have as many.
-        capacity: positions of a cache of fixed size, all of which every call reads; else None.
         recorded: calls of a fixed shape on these buffers; None: none.
     """
 
@@ -51,9 +50,7 @@ class Rows(Cache):
     ) -> None:
         super().__init__(layers=layers)
         self._stacks, self.call = stacks, call
-        self.capacity: int | None = None
         self._branches: list[tuple[int, int]] = []  # of rows from B on: text, tokens shared with it
-        self._size = 1  # of calls on a cache of fixed size
         self._set_lengths(lengths)
 
     width = property(attrgetter("call.width"))
@@ -61,8 +58,7 @@ class Rows(Cache):
 
     @classmethod
     def from_cache(
-        cls, cache: Any, lengths: Sequence[int] | None = None, num_free: int = 0,
-        capacity: int | None = None,
+        cls, cache: Any, lengths: Sequence[int] | None = None, num_free: int = 0
     ) -> Any:  # fmt: skip
         """The texts of a cache of transformers, padded on the left where they differ in length.
 
@@ -70,7 +66,6 @@ class Rows(Cache):
             cache: its keys and values are copied; Rows are returned themselves.
             lengths: tokens of each text; None: the cache has no padding.
             num_free: positions that can be appended without a copy.
-            capacity: of a cache of fixed size, for one text.
 
         Raises:
             ValueError: an empty cache, or one that cannot be rolled back; see `check_cache`.
@@ -84,7 +79,7 @@ class Rows(Cache):
                 "target, or a call with the text before the drafts, has filled"
             )
         layers: list[Any] = list(cache.layers)
-        call, stacks = Call(is_fixed=capacity is not None), []
+        call, stacks = Call(), []
         width = int(cache.get_seq_length())
         for numbers, parts in group_layers(layers):
             rows = len(parts[0][0])
@@ -92,14 +87,11 @@ class Rows(Cache):
             if parts[0][0].shape[2] != width:  # of an image
                 stacks.append(Stack([stack_parts(part, [0] * rows, 0) for part in parts]))
             else:
-                free = num_free if capacity is None else capacity - width
-                stacks.append(Stack([stack_parts(part, shifts, free) for part in parts]))
+                stacks.append(Stack([stack_parts(part, shifts, num_free) for part in parts]))
             for index, number in enumerate(numbers):
                 layers[number] = RowLayer(stacks[-1], index, call)
         count = len(stacks[0].buffers[0][0])
-        own = cls(layers, stacks, lengths or [width] * count, call)
-        own.capacity = capacity
-        return own
+        return cls(layers, stacks, lengths or [width] * count, call)
 
     def source_of(self, number: int) -> Any:  # noqa: ARG002
         """The encoded source of a text; None: the target has no encoder."""
@@ -125,29 +117,6 @@ class Rows(Cache):
         """Make the buffers hold so many rows and positions."""
         for stack in self._stacks:
             stack.reserve(rows, positions, self.width)
-
-    def reads(self, size: int) -> int:
-        """Positions that a call of `size` tokens of each row reads."""
-        return self.width + size if self.capacity is None else self.capacity
-
-    def call_size(self, num_tokens: int) -> int:
-        """Tokens of each row of a call; of a fixed size it never shrinks, to limit recompilation.
-
-        Raises:
-            ValueError: the cache of fixed size is full.
-        """
-        if self.capacity is None:
-            return num_tokens
-        self._size = size = max(self._size, num_tokens)
-        start = self.width
-        if start + size > self.capacity:
-            raise ValueError(
-                f"verify: the static cache has {self.capacity} positions, {start} of them in use; "
-                f"expected {size} free ones; make it longer by the drafts of a call"
-            )
-        for stack in self._stacks:  # outside of what is compiled
-            self.call.index(size, stack.buffers[0].device)
-        return size
 
     def branch(self, texts: Sequence[int]) -> None:
         """Let the next call have R rows.

@@ -176,7 +176,10 @@ def _replay(
     if state.recorded is None or layout == "rows":
         return None
     start = time.perf_counter()
-    replayed = state.recorded.call(target, state, trees, num_predictions)
+    replayed = state.recorded.call(
+        target, state, trees, num_predictions,
+        lambda: _call_target(target, state, trees, "tree", 0).output.logits,
+    )  # fmt: skip
     if replayed is None:
         return None
     output, seconds = replayed.output, time.perf_counter() - start
@@ -188,7 +191,7 @@ def _call_target(
     target: TargetModel, state: Rows, trees: list[PrefixTree], layout: str, num_predictions: int
 ) -> _Read:
     """A call of the target; see `verify_trees`."""
-    layout = choose_layout(target, state, trees, layout)
+    layout = choose_layout(target, trees, layout)
     call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
     try:
         if call.sequences is not None:
@@ -208,7 +211,7 @@ def _call_target(
 
 def lay_out_tree(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> Call:
     """Exact token and tree nodes of each sequence as one row."""
-    size = state.call_size(max(map(len, trees)))
+    size = max(map(len, trees))
     inputs = _core.tree_inputs(trees, state.lengths, size)
     if target.device.type == "cpu":
         input_ids, position_ids = map(torch.from_numpy, inputs)
@@ -217,7 +220,7 @@ def lay_out_tree(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> C
     masks: tuple[Tensor, Tensor | None]
     if target.device.type == "cpu" and target.sliding_window is None:
         lowest = lowest_number(target.dtype)
-        added = _core.additive_masks(trees, state.lengths, size, state.reads(size), lowest)
+        added = _core.additive_masks(trees, state.lengths, size, state.width + size, lowest)
         mask = torch.from_numpy(added)
         masks = mask if target.dtype == torch.float32 else mask.to(target.dtype), None
     else:
@@ -243,31 +246,24 @@ def lay_out_rows(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> C
     return Call(input_ids, position_ids, *masks, repeats, indices)
 
 
-def choose_layout(
-    target: TargetModel, state: Rows, trees: list[PrefixTree], layout: str = "auto"
-) -> str:
+def choose_layout(target: TargetModel, trees: list[PrefixTree], layout: str = "auto") -> str:
     """The layout that `verify_trees` uses; see there.
 
     Raises:
-        ValueError: an unknown layout, or one that the target or cache does not support.
+        ValueError: an unknown layout, or one that the target does not support.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"verify: layout is {layout!r}; expected one of {', '.join(LAYOUTS)}")
-    if state.capacity is not None and layout == "rows":
-        raise ValueError(
-            "verify: a static cache cannot be copied into rows; use layout='tree', or a cache that "
-            "grows"
-        )
     if layout == "rows":
         return layout
-    if layout == "auto" and state.capacity is None:
+    if layout == "auto":
         size, depth, num_rows = _core.tree_extents(trees)
         if num_rows * (1 + depth) <= len(trees) * size:
             return "rows"
     refusal = target.refuses_tree()
     if refusal is None:
         return "tree"
-    if layout == "auto" and state.capacity is None:
+    if layout == "auto":
         return "rows"
     raise ValueError(f"verify: the tree layout is not possible: {refusal}; or use layout='rows'")
 

@@ -8,6 +8,7 @@ those of its own `generate`, which reads the prompt in one call and then one tok
     copies          the same, several times in one batch
     padded          the same, after padding, beside another text (targets that decode batches)
     chunks          prompt, then the text in chunks of the lengths that verifying calls have
+    static          the same in a cache of fixed size, as replayed calls have (on a GPU)
 
 None of these calls goes through `lattice_bpd.verify`, so the noise cannot grow with a fault there.
 Where the text was decoded with the core's kernels, `forward` is called with them too; what they add
@@ -19,17 +20,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache, StaticCache
 
 from lattice_bpd.decode.certificate.own_generate import Choices, Take, write_plainly
 from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.lm_call import cache_argument
 from lattice_bpd.verify.cpu_kernels import kernels_in_call
+from lattice_bpd.verify.graphs import CAPACITIES, is_recordable
 from lattice_bpd.verify.probes import find_batch_refusal
 from lattice_bpd.verify.rounding import rounding_bound
 
@@ -236,7 +239,10 @@ class _Readings:
             if not self.is_cut and find_batch_refusal(self.target) is None:
                 shapes.append(("padded", self._padded))
             for length in _choose_lengths(lengths):
-                shapes.append((f"chunks of {length}", lambda size=length: self._chunks(size)))  # type: ignore[misc]
+                shapes.append((f"chunks of {length}", partial(self._chunks, length)))
+                if is_recordable(self.device):
+                    static = partial(self._chunks, length, is_static=True)
+                    shapes.append((f"chunks of {length}, static cache", static))
         for name, read in shapes:
             try:
                 rows = read()
@@ -276,9 +282,14 @@ class _Readings:
             inputs["position_ids"] = torch.stack([steps.clamp(min=0), steps + _PADDING])
         return self._call([[0] * _PADDING + self.ids, longer], self.rows + _PADDING, **inputs)
 
-    def _chunks(self, length: int) -> Tensor:
+    def _chunks(self, length: int, *, is_static: bool = False) -> Tensor:
         """The prompt in one call, then chunks after a cache of `transformers`."""
-        cache = {str(cache_argument(self.base)): DynamicCache(config=self.base.config)}
+        config = self.base.config
+        own: Cache = DynamicCache(config=config)
+        if is_static:
+            size = next((size for size in CAPACITIES if size > len(self.ids)), len(self.ids))
+            own = StaticCache(config=config, max_cache_len=size)
+        cache = {str(cache_argument(self.base)): own}
         first, kept = len(self.prompt), []
         spans = [(0, first), *((n, n + length) for n in range(first, len(self.ids), length))]
         for start, end in spans:

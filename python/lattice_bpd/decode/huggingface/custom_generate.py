@@ -202,7 +202,6 @@ class CustomGenerate:
                 streamer=streamer if len(rules) == 1 else None,
                 streams_prompt=passed is None,
                 acceptance=self._rule(generation_config, len(rules)),
-                static_cache=generation_config.cache_implementation == "static" and len(rules) == 1,
             )
             self.results = self._decode(drafting, input_ids, model_kwargs, options)
         sequences = _append(

@@ -102,7 +102,6 @@ class Request:
         own = getattr(base.generation_config, "cache_implementation", None)
         # A checkpoint's own names where keys are kept, which changes tokens only if quantized.
         refuse_cache("quantized" if given is None and own == "quantized" else given, "generate")
-        settings.static_cache = given == "static" and len(self.texts) == 1
         settings.rules = rules = [self._rules(text) for text in self.texts]
         settings.limits = [text_rules.max_new_tokens for text_rules in rules]
         settings.stop_token_ids = rules[0].end_token_ids
@@ -248,7 +247,6 @@ def generate(
         token_type_ids: accepted if they are zeros and the model has token types.
         generation_config: settings that override the model's own unless they are None. With
             do_sample=True the text is sampled, with seeds from torch's default generator.
-            cache_implementation="static" selects a KV cache of fixed size, for one prompt.
         max_new_tokens: most tokens to decode; None: max_new_tokens or max_length of the generation
             config, else 64.
         stop_token_ids: a text ends after the first of these, which is kept; an empty list: no

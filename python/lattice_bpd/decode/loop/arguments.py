@@ -37,7 +37,6 @@ class Options:
         records: of each sequence, filled by the loop; None: nothing is recorded.
         caches: KV caches that the texts continue, and that are filled with them; None: none.
         constraint: constraint on the new tokens; None: no constraint.
-        static_cache: use a KV cache of fixed size, for compiled targets.
         max_draft_nodes: most draft tokens of a call, for which a static cache needs capacity.
         reread_length: tokens of a text at which the target's own `generate` drops its cache and
             reads the whole text again; None: it never does. Set when the prompts are read.
@@ -58,7 +57,6 @@ class Options:
     records: list[TokenRecords] | None = None
     caches: TextCaches | None = None
     constraint: Any = None
-    static_cache: bool = False
     max_draft_nodes: int = 256
     reread_length: int | None = None
     certificate: bool | str = False

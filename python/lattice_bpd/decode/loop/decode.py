@@ -91,7 +91,6 @@ def decode(
     stop_token_ids: Collection[int] = (),
     layout: str = "auto",
     streamer: Any = None,
-    static_cache: bool = False,
     acceptance: Acceptance | None = None,
     certificate: bool | str = False,
     constraint: Any = None,
@@ -119,7 +118,6 @@ def decode(
             `lattice_bpd.verify.verify_trees`.
         streamer: of `transformers`, such as TextStreamer, for a single prompt; receives the
             prompt, then each token, then the end, also after an error.
-        static_cache: use a KV cache of fixed size, for a single prompt and a compiled target.
         acceptance: acceptance rule, see `lattice_bpd.verify.Acceptance`; None: Exact. For a lossy
             rule, `lossless` of the result is False and its statistics report the regret.
         certificate: record every token's margin, and check tokens that rounding could have changed
@@ -159,7 +157,6 @@ def decode(
             acceptance=check_rule(acceptance),
             certificate=certificate,
             constraint=constraint,
-            static_cache=static_cache,
             cpu_kernels=cpu_kernels,
         )
         results = decode_prompts(drafting, checked, drafter, options)
@@ -301,7 +298,7 @@ def run_loop(
     caches = options.caches
     if caches is not None:
         refusal = "the model prepares the prompt itself" if options.prefill is not None else None
-        caches.load(model, "it has a fixed size" if options.static_cache else refusal)
+        caches.load(model, refusal)
     selectors = _recording(selectors, options.records)
     kernels = kernels_in_call(getattr(model.target, "base", None), wanted=options.cpu_kernels)
     seconds: dict[str, float] = defaultdict(float)

@@ -108,7 +108,6 @@ class Engine:
         output, cache = read_texts(
             target, texts, cache, first=first, start=start,
             num_free=min(_MOST_FREE, group.positions - longest),
-            capacity=self._find_end(group.requests) if self.options.static_cache else None,
         )  # fmt: skip
         if self.cache is None:
             everyone = [*group.requests, *self.waiting.requests]
@@ -160,8 +159,7 @@ class Engine:
         lengths = [len(one.state.tokens) for one in self.requests]
         if not isinstance(cache, RecurrentCache):
             end = self._find_end(self.requests)
-            capacity = end if self.options.static_cache else None
-            rows = Rows.from_cache(cache, lengths, min(_MOST_FREE, end - max(lengths)), capacity)
+            rows = Rows.from_cache(cache, lengths, min(_MOST_FREE, end - max(lengths)))
             cache = lend_rows(self.model.target, rows, len(lengths), end)
         self.cache = cache
         self.shapes.add(("prompt", len(lengths), max(lengths)))

@@ -160,23 +160,12 @@ def _check_target(model: DraftingModel, longest: int, options: Options) -> None:
 def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> None:
     """Raise ValueError if the target cannot decode prompts of these lengths together."""
     target, batch_size, longest = model.target, len(lengths), max(lengths)
-    if options.static_cache and (target.decoder_prompt is not None or target.is_recurrent):
-        what = "keeps a recurrent state" if target.is_recurrent else "is an encoder-decoder"
-        raise ValueError(
-            f"decode: {type(target.base).__name__} {what}, which needs a cache of its own; leave "
-            "static_cache (cache_implementation='static') out"
-        )
     if batch_size == 1:
         return
     if options.streamer is not None:
         raise ValueError(
             f"decode: a streamer takes one text, found {batch_size} prompts; decode them one at a "
             "time, or without a streamer"
-        )
-    if options.static_cache:
-        raise ValueError(
-            f"decode: a static cache holds one text, found {batch_size} prompts; decode them one "
-            "at a time, or without static_cache"
         )
     # the model pads and masks the prompts that it prepares itself
     padded = min(lengths) < longest and options.prefill is None

@@ -50,8 +50,7 @@ class Waiting:
     """Texts that wait for a row.
 
     Args:
-        target: texts longer than its window are read in calls of their own, since not all models
-            mask what is beyond one.
+        target: says which texts may begin with what others have read.
         most_rows: texts that are decoded at once.
         num_drafts: most draft tokens of a call.
 
@@ -62,8 +61,6 @@ class Waiting:
 
     def __init__(self, target: Any, most_rows: int, num_drafts: int) -> None:
         self._target, self._most_rows, self._num_drafts = target, most_rows, num_drafts
-        window: int | None = target.sliding_window
-        self._window = math.inf if window is None else window
         is_gpu = target.device.type == "cuda"
         self._most_padding = _PADDING_ON_GPU if is_gpu else _PADDING
         self._expected = math.inf if is_gpu else _EXPECTED
@@ -101,8 +98,7 @@ class Waiting:
             tokens = one.state.tokens
             common = min(shared, count_shared(source.tokens, tokens))
             padding = count * (len(tokens) - longest_yet + shared - common)
-            joins = padding <= self._most_padding and len(tokens) <= self._window
-            joins = joins and (count + 1) * (len(tokens) - common) <= _READ
+            joins = padding <= self._most_padding and (count + 1) * (len(tokens) - common) <= _READ
             joins = joins and common >= start // 2 and not (one.start or source.saved)
             if count and not joins:
                 break
@@ -124,8 +120,8 @@ class Waiting:
 
     def _shares(self, request: Request) -> bool:
         """Whether a text may begin with what another one has read."""
-        length = len(request.state.tokens)
-        return length <= self._window and self._target.allows_parts(length + request.state.limit)
+        state = request.state
+        return bool(self._target.allows_parts(len(state.tokens) + state.limit))
 
     def _find_start(
         self, request: Request, active: Sequence[Request], last: Start
