@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import graphlib
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -21,6 +22,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
 LIMITS = {"lines": 27_457, "public names": 97}
 OPTIONS = 129
+STATE = "lattice_bpd.decode.state"
+KNOWN_PAIRS = {(f"{STATE}.sequence", f"{STATE}.model")}  # heads read sequences, which have a model
 STEPS = {  # by what a step measures
     "text": {"files": 14, "lines": 3_369, "functions": 50},
     "text, LM and heads": {"files": 20, "lines": 4_716, "functions": 69},
@@ -38,6 +41,27 @@ def test_lines_and_public_names() -> None:
     lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
     found = {"lines": lines, "public names": len(names)}
     assert all(found[name] <= most for name, most in LIMITS.items()), found
+
+
+def test_imports_have_no_circles() -> None:
+    """Those of types included; a pair that names each other's types is known."""
+    files = {
+        ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): file
+        for file in ROOT.rglob("*.py")
+    }
+    sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
+    for name, file in files.items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or node.col_offset not in (0, 4):
+                continue  # those inside functions
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found = inner if inner in files or alias.name == "_core" else node.module
+                if found in files and (found, name) not in KNOWN_PAIRS:
+                    sorter.add(name, str(found))
+    sorter.prepare()  # raises CycleError
 
 
 def test_options_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
