@@ -22,7 +22,7 @@ from lattice_bpd_kim2024.heads.joint import TrainReport, train_blockwise
 from lattice_bpd_kim2024.heads.options import TrainOptions, check_options
 from lattice_bpd_kim2024.heads.run_folder import fingerprint
 from lattice_bpd_kim2024.heads.starting_model import load_base
-from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
+from lattice_bpd_kim2024.heads.text_run import TextRun, run_job
 from lattice_bpd_kim2024.heads.texts import (
     HeadTexts,
     open_corpus,
@@ -181,26 +181,25 @@ class RescorerResult:
 def run_rescorer_job(job: RescorerJob, watcher: Watcher | None = None) -> RescorerResult:
     """Trains a rescorer as a job describes, or resumes an interrupted run.
 
-    Processes started by torchrun train data-parallel and write one result. After Ctrl-C, SIGTERM or
-    a crash the same call resumes from the last checkpoint; the result is bit-identical to that of
-    an uninterrupted run (on the same kind of machine, with as many processes).
+    After Ctrl-C, SIGTERM or a crash the same call resumes from the last checkpoint; the result is
+    bit-identical to that of an uninterrupted run on the same kind of machine.
 
     Args:
         job: see RescorerJob.
-        watcher: progress callbacks, in process 0.
+        watcher: progress callbacks.
 
     Returns:
-        RescorerResult, in every process.
+        RescorerResult.
 
     Raises:
         ValueError: inconsistent options, text or folder; losses that are not finite.
         FormatError: damaged files.
-        OSError: files that cannot be read or written; ConnectionError if another process ends.
+        OSError: files that cannot be read or written.
         KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
 
     Source: Kim et al. 2024, section 7.1 and appendix C.2.
     """
-    return run_in_processes(job, watcher, _Run)
+    return run_job(job, watcher, _Run)
 
 
 class _RescorerTrainer(HeadTrainer):
@@ -214,13 +213,11 @@ class _RescorerTrainer(HeadTrainer):
 
 
 class _Run(TextRun[RescorerJob]):
-    """A run in one process."""
-
     kind, where = KIND, _WHERE
 
     def train(self) -> RescorerResult:
         """Runs all stages."""
-        job, folder, processes = self.job, self.folder, self.processes
+        job, folder = self.job, self.folder
         target = load_base(Path(job.target), full_precision=False)
         target.train(False)
         corpus = open_corpus(job.inputs, job.corpus, job.target, target)
@@ -235,17 +232,16 @@ class _Run(TextRun[RescorerJob]):
         if self.begin(record, base):
             return self._result(was_finished=True)
         model.to(self.device)
-        processes.broadcast_tensors([weight.data for weight in model.parameters()])
         length = options.sequence_length + _NUM_HEADS
         if job.own_rows:
             target.to(self.device)  # type: ignore[arg-type]
         texts = self.read_head_texts(target, corpus, job.own_rows, length, seed=options.seed)
         texts.check(length, _WHERE)
         del target
-        with _RescorerTrainer(model, texts.training, options, processes, _WHERE) as trainer:
+        with _RescorerTrainer(model, texts.training, options, _WHERE) as trainer:
             trainer.run_in(folder, job, self._validation(trainer, texts), self.watcher)
         tokens = len(texts.training.token_ids)
-        processes.run_on_first(lambda: self._write_result(trainer, corpus, record, base, tokens))
+        self._write_result(trainer, corpus, record, base, tokens)
         return self._result(was_finished=False)
 
     def _build(self, vocab_size: int, limit: int | None, options: TrainOptions) -> BlockwiseLM:
@@ -274,7 +270,6 @@ class _Run(TextRun[RescorerJob]):
             scores = measure_heads(
                 trainer.model, text, trainer.options.sequence_length,
                 max_pieces=self.job.validation_pieces, precision=trainer.report.precision,
-                processes=trainer.processes,
             )  # fmt: skip
             return scores._replace(
                 losses=scores.losses[:1], accuracies=scores.accuracies[:1]

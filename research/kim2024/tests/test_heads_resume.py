@@ -1,4 +1,4 @@
-"""Interrupted head trainings and two processes: the same bits, no hang; other options refused."""
+"""Interrupted head trainings: the same bits; other options refused."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from heads_training import (
     assert_same_result,
     checkpoint_step,
     make_job,
-    read_losses,
-    read_weights,
     signal_at,
-    start_two,
     write_base,
 )
 
@@ -33,7 +30,6 @@ from lattice_bpd.train import trainer
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads import text_run
 from lattice_bpd_kim2024.heads.run import train_heads
-from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
 
 def die() -> None:
@@ -199,59 +195,3 @@ def test_damaged_checkpoints_are_refused(damage, tmp_path):
     with pytest.raises(FormatError, match="--restart"):
         train_heads(job)
     assert train_heads(dataclasses.replace(job, restart=True)).steps == 12
-
-
-@pytest.mark.parametrize("recipe", ["finetune", "distil"])
-def test_two_processes_train_what_one_does(recipe, tmp_path):
-    write_base(tmp_path / "base")  # no dropout, which each process draws for itself
-    train = {"accumulate": 2, "other_lr": 1e-3, "matrix_lr": 1e-2}
-    job = make_job(tmp_path, recipe, train=train, validate_every=6)
-    for status, words in [child.wait() for child in start_two(job, tmp_path)]:
-        assert status == 0, words
-    one = dataclasses.replace(job, output=tmp_path / "one")
-    train_heads(one)
-    both, alone = read_weights(tmp_path / "out"), read_weights(tmp_path / "one")
-    assert both.keys() == alone.keys()
-    for name, weight in both.items():
-        # Muon rounds to bfloat16 inside.
-        torch.testing.assert_close(weight, alone[name], rtol=0.0, atol=2e-3)
-    for line, other in zip(read_losses(one.output), read_losses(job.output), strict=True):
-        figures, others = line.get("losses"), other.get("losses")
-        assert figures == (None if others is None else pytest.approx(others, rel=1e-3))
-        if "validation" in line:
-            scores, other_scores = line["validation"], other["validation"]
-            assert scores["positions"] == other_scores["positions"]
-            assert scores["losses"] == pytest.approx(other_scores["losses"], rel=1e-3)
-
-
-def second_gets(number: int) -> None:
-    """Send a signal to process 1 before its fourth step."""
-    take_step = HeadTrainer.take_step
-
-    def signalled(self):
-        if os.environ["RANK"] == "1" and self.report.step == 3:
-            os.kill(os.getpid(), number)
-        return take_step(self)
-
-    HeadTrainer.take_step = signalled
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
-def test_a_process_that_dies_or_hangs_ends_the_others_with_a_message(name, tmp_path):
-    job = make_job(tmp_path, "frozen", process_timeout=8.0 if name == "SIGSTOP" else 300.0)
-    prepare = partial(second_gets, getattr(signal, name))
-    first, second = start_two(job, tmp_path, prepare)
-    status, words = first.wait(120.0)
-    second.wait(0.1)
-    assert status == 2, words
-    assert "ConnectionError process 0 of 2: another process ended or sent nothing" in words
-    assert "start all processes again to resume from the last checkpoint" in words
-
-
-def test_a_stop_of_one_process_stops_all_behind_a_checkpoint(tmp_path):
-    job = make_job(tmp_path, "frozen", checkpoint_every=0)
-    prepare = partial(second_gets, signal.SIGINT)
-    outcomes = [child.wait() for child in start_two(job, tmp_path, prepare)]
-    assert [status for status, _ in outcomes] == [130, 130], outcomes
-    assert checkpoint_step(tmp_path / "out") == 4
-    assert train_heads(job).steps == 12

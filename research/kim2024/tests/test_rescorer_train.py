@@ -1,4 +1,4 @@
-"""`rescorer train` from files to files: sizes, the result, resumed runs, processes, refusals."""
+"""`rescorer train` from files to files: sizes, the result, resumed runs, refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ pytest.importorskip("torch")
 import torch
 from heads_training import (
     check_resumed,
-    check_two_processes,
     read_losses,
     read_weights,
     write_base,
@@ -115,11 +114,6 @@ def test_fine_tuning_starts_from_the_given_rescorer(tmp_path):
     bad = dataclasses.replace(job, initial=tmp_path / "large", output=tmp_path / "bad")
     with pytest.raises(ValueError, match="has a vocabulary of 49, the target one of 48"):
         run_rescorer_job(bad)
-
-
-def test_two_processes_train_as_one(tmp_path):
-    job = make_job(tmp_path, train={"steps": 4}, validate_every=0)
-    check_two_processes(job, run_rescorer_job, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,6 @@ _RECIPES = "\n".join(f"  {recipe.name:15}  {recipe.summary}" for recipe in RECIP
 _EXAMPLE = f"""examples:
   lattice-bpd heads train corpus.txt --recipe frozen --base gpt2-folder -o heads
   lattice-bpd heads train corpus.txt --recipe joint --tokenizer tokenizer.json -o model
-  torchrun --nproc-per-node 4 -m lattice_bpd.cli heads train corpus.txt --recipe distil \\
-      --base gpt2-folder -o heads
 
 recipes:
 {_RECIPES}
@@ -40,7 +38,7 @@ _TRAIN = ("steps", "batch_size", "accumulate", "sequence_length", "matrix_lr", "
           "optimizer", "dropout", "precision", "seed")  # fmt: skip
 _JOB = ("base", "config", "heads", "num_heads", "inner_size", "first_head", "preset",
         "validation_share", "validate_every", "validation_pieces", "own_rows", "prompt_length",
-        "num_beams", "log_every", "checkpoint_every", "heads_only", "device", "process_timeout",
+        "num_beams", "log_every", "checkpoint_every", "heads_only", "device",
         "restart")  # fmt: skip
 
 

@@ -34,7 +34,7 @@ _TITLES = {
 }
 _JOB = ("size", "num_layers", "hidden_size", "initial", "validation_share", "validate_every",
         "validation_pieces", "own_rows", "prompt_length", "log_every", "checkpoint_every",
-        "device", "process_timeout", "resume", "restart")  # fmt: skip
+        "device", "resume", "restart")  # fmt: skip
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

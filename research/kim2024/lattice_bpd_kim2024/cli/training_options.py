@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -30,8 +29,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     resume.add_argument("--restart", action="store_true", help="remove an earlier run in DIR")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
     add("--threads", type=int, default=0, metavar="N", help="of the CPU (default: torch's choice)")
-    add("--process-timeout", type=float, default=1800.0, metavar="S",
-        help="torchrun: seconds to wait for another process (default 1800)")  # fmt: skip
     return group
 
 
@@ -41,7 +38,7 @@ def run_training(
     train: Callable[[ConsoleWatcher], Result],
     show: Callable[[Console, Result], None],
 ) -> None:
-    """Trains with progress on the console, and prints the result in the first process.
+    """Trains with progress on the console, and prints the result.
 
     Args:
         args: parsed options, `threads` and `output` among them.
@@ -51,7 +48,7 @@ def run_training(
 
     Raises:
         ValueError: bad input or options.
-        OSError: a file that cannot be read or written; another process that ended.
+        OSError: a file that cannot be read or written.
         ImportError: an extra is missing.
     """
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
@@ -71,5 +68,4 @@ def run_training(
             if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
                 print(f"{args.output}: run the same command again to resume", file=sys.stderr)
             raise
-    if os.environ.get("RANK", "0") == "0":
-        show(console, result)
+    show(console, result)

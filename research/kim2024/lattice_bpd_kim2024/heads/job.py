@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from lattice_bpd.train.corpus import Corpus, StrPath
 from lattice_bpd_kim2024.heads.options import TrainOptions
 from lattice_bpd_kim2024.heads.recipes import HeadRecipe, find_preset, find_recipe
 
-_NOT_RECORDED = ("checkpoint_every", "device", "process_timeout", "restart", "resume", "output",
+_NOT_RECORDED = ("checkpoint_every", "device", "restart", "resume", "output",
                  "target", "corpus", "options", "train")  # fmt: skip
 
 
@@ -35,7 +34,6 @@ class TextJob:
         log_every: steps between lines of the loss log.
         checkpoint_every: steps between checkpoints; 0: only when a signal stops the run.
         device: "auto", "cpu" or "cuda".
-        process_timeout: seconds to wait for another process of a parallel run.
         resume: True: fail without an unfinished run; None: resume one if there is one.
         restart: remove an earlier run in `output`.
     """
@@ -49,7 +47,6 @@ class TextJob:
     log_every: int = 10
     checkpoint_every: int = 200
     device: str = "auto"
-    process_timeout: float = 1800.0
     resume: bool | None = None
     restart: bool = False
 
@@ -69,8 +66,6 @@ class TextJob:
             )
         if self.restart and self.resume:
             raise ValueError("resume and restart are mutually exclusive; give one of them")
-        if not 0.0 < self.process_timeout < math.inf:
-            raise ValueError(f"process_timeout is {self.process_timeout}; expected seconds above 0")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device is {self.device!r}; expected auto, cpu or cuda")
 

@@ -1,4 +1,4 @@
-"""Trainers of runs in folders: processes, loss log, validation, stop signals.
+"""Trainers of runs in folders: loss log, validation, stop signals.
 
 The log has JSON lines:
 
@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, Protocol
 from lattice_bpd._core import FormatError
 from lattice_bpd.train.trainer import Trainer
 from lattice_bpd.watcher import Watcher
-from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 from lattice_bpd_kim2024.heads.run_folder import RunFolder
 
 CHECKPOINT = "checkpoint"  # its file, in the folder of an unfinished run
@@ -45,10 +44,6 @@ class Schedule(Protocol):
 class StopSignals:
     """Records the first Ctrl-C or SIGTERM; a second one takes effect at once.
 
-    Args:
-        patient: ignore a second one. torchrun forwards signals that its processes have already
-            received from the terminal, and kills processes that do not stop.
-
     Inside the `with` block, check `caught` between steps; after it, `deliver` raises the signal
     again. Only the main thread records signals.
 
@@ -56,9 +51,8 @@ class StopSignals:
         caught: the signal's number, or None.
     """
 
-    def __init__(self, *, patient: bool = False) -> None:
+    def __init__(self) -> None:
         self.caught: int | None = None
-        self._patient = patient
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -74,7 +68,7 @@ class StopSignals:
         """Raises the recorded signal again; call it outside the `with` block.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, or a signal to another process.
+            KeyboardInterrupt: after Ctrl-C.
         """
         if self.caught is not None:
             signal.raise_signal(self.caught)
@@ -82,8 +76,7 @@ class StopSignals:
 
     def _record(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.caught = number
-        if not self._patient:
-            self._restore()
+        self._restore()
 
     def _restore(self) -> None:
         while self._before:
@@ -181,13 +174,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 class RunTrainer(Trainer):
-    """A Trainer in one of several processes, whose run is in a folder.
+    """A Trainer whose run is in a folder."""
 
-    Attributes:
-        processes: that train together.
-    """
-
-    processes: Processes = ALONE
     _log: LossLog
     _signals: StopSignals | None = None  # while a run is in its folder
     _is_stopped = False
@@ -205,21 +193,19 @@ class RunTrainer(Trainer):
         """Trains to the last step, from the checkpoint in the folder if there is one.
 
         Args:
-            folder: of the log and checkpoint, which process 0 writes.
+            folder: of the log and checkpoint.
             schedule: of the log, checkpoints and validation.
-            validate: scores for the log, called in all processes; None: no validation.
+            validate: scores for the log; None: no validation.
             watcher: called after each step.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, after a checkpoint was written. SIGTERM keeps its effect.
             ValueError: a loss that is not finite; the last checkpoint is kept.
             FormatError: a damaged checkpoint.
-            ConnectionError: another process has ended.
         """
         report, checkpoint = self.report, folder.work / CHECKPOINT
-        path = folder.log if self.processes.is_first else None
-        self._log = LossLog(path, schedule.log_every)
-        if not self.processes.run_on_first(checkpoint.is_file):
+        self._log = LossLog(folder.log, schedule.log_every)
+        if not checkpoint.is_file():
             self.choose_precision()
             self._log.start()
 
@@ -229,7 +215,7 @@ class RunTrainer(Trainer):
             if validate is not None and (last or (every and report.step % every == 0)):
                 self._log.add_validation(report.step, validate())
 
-        with StopSignals(patient=self.processes.world_size > 1) as signals:
+        with StopSignals() as signals:
             self._signals = signals
             try:
                 every = schedule.checkpoint_every
@@ -242,16 +228,12 @@ class RunTrainer(Trainer):
     def should_stop(self) -> bool:
         """Whether a signal stops the run."""
         if self._signals is not None:
-            self._is_stopped = self.processes.any_true(self._signals.caught is not None)
+            self._is_stopped = self._signals.caught is not None
         return self._is_stopped
 
     def state(self) -> dict[str, Any]:
         """See Trainer."""
         return {**super().state(), "log": self._log.state}
-
-    def save(self, path: Path) -> None:
-        """See Trainer; process 0 writes."""
-        self.processes.run_on_first(lambda: super(RunTrainer, self).save(path))
 
     def load(self, path: Path) -> dict[str, Any] | None:
         """See Trainer."""

@@ -63,7 +63,7 @@ def weighted_cross_entropy(
     return cast("tuple[Tensor, Tensor]", outputs)
 
 
-def chunk_rows(vocab_size: int, device: torch.device) -> int:
+def _chunk_rows(vocab_size: int, device: torch.device) -> int:
     """Rows of logits per chunk."""
     fitting = _CHUNK_BYTES.get(device.type, _CHUNK_BYTES["cpu"]) // (4 * vocab_size)
     return max(_ROWS[0], min(_ROWS[1] if device.type == "cpu" else 1 << 14, fitting))
@@ -83,7 +83,7 @@ class _Fused(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """See weighted_cross_entropy."""
-        chunk = chunk_rows(len(weight), states.device)
+        chunk = _chunk_rows(len(weight), states.device)
         with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
             inputs = (states, weight, bias)
             grads = _Gradients(
@@ -288,4 +288,4 @@ def chunked_logits(model: BlockwiseLM, states: Tensor) -> Iterator[Tensor]:
 
 
 def _chunks(model: BlockwiseLM, rows: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(rows, chunk_rows(model.vocab_size, model.device))
+    return torch.split(rows, _chunk_rows(model.vocab_size, model.device))

@@ -1,7 +1,7 @@
 """Options and progress of head training, and what is sampled for one step.
 
 A sample depends only on the seed and the step, not on earlier steps or on how the step is split
-into forward passes and processes. So a resumed training samples what an uninterrupted one would.
+into forward passes. So a resumed training samples what an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TrainOptions:
 
     Attributes:
         steps: optimizer steps.
-        batch_size: sequences per forward pass, summed over all processes.
+        batch_size: sequences per forward pass.
         sequence_length: input tokens per sequence.
         matrix_lr: learning rate of matrices, Muon's unless `optimizer` is "adamw".
         other_lr: AdamW's, for embeddings, norms and biases.

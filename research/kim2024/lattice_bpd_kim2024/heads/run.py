@@ -1,7 +1,7 @@
 """Head training from files to files: model, text, training with checkpoints, result.
 
-Each process that torchrun started loads or builds the model, starts or resumes the run in the
-output folder, prepares the text, trains, and reads the result that process 0 wrote.
+A run loads or builds the model, starts or resumes in the output folder, prepares the text, trains,
+and reads the result that it wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lattice_bpd_kim2024.heads.job import HeadJob
 from lattice_bpd_kim2024.heads.options import HeadText, check_options
 from lattice_bpd_kim2024.heads.run_folder import HEADS, fingerprint
 from lattice_bpd_kim2024.heads.starting_model import attach_heads, build_untrained, load_base
-from lattice_bpd_kim2024.heads.text_run import TextRun, run_in_processes
+from lattice_bpd_kim2024.heads.text_run import TextRun, run_job
 from lattice_bpd_kim2024.heads.texts import (
     open_corpus,
 )
@@ -61,30 +61,27 @@ class HeadResult:
 def train_heads(job: HeadJob, watcher: Watcher | None = None) -> HeadResult:
     """Trains heads as a job describes, or resumes an interrupted run.
 
-    Processes started by torchrun train data-parallel and write one result. After Ctrl-C or SIGTERM
-    a checkpoint is written at the end of the step, and the same call resumes from it; the result is
-    bit-identical to that of an uninterrupted run (on the same kind of machine, with as many
-    processes).
+    After Ctrl-C or SIGTERM a checkpoint is written at the end of the step, and the same call
+    resumes from it; the result is bit-identical to that of an uninterrupted run on the same kind of
+    machine.
 
     Args:
         job: see HeadJob.
-        watcher: progress callbacks, in process 0.
+        watcher: progress callbacks.
 
     Returns:
-        HeadResult, in every process.
+        HeadResult.
 
     Raises:
         ValueError: inconsistent options, text or folder; losses that are not finite.
         FormatError: damaged files.
-        OSError: files that cannot be read or written; ConnectionError if another process ends.
+        OSError: files that cannot be read or written.
         KeyboardInterrupt: Ctrl-C, after the checkpoint was written.
     """
-    return run_in_processes(job, watcher, _Run)
+    return run_job(job, watcher, _Run)
 
 
 class _Run(TextRun[HeadJob]):
-    """A run in one process."""
-
     kind, where = HEADS, _WHERE
 
     @property
@@ -94,7 +91,7 @@ class _Run(TextRun[HeadJob]):
 
     def train(self) -> HeadResult:
         """Runs all stages."""
-        job, processes = self.job, self.processes
+        job = self.job
         seed = int(job.train.get("seed") or 0)
         base = self._load_base()
         corpus = open_corpus(job.inputs, job.corpus, job.base, base)
@@ -108,18 +105,17 @@ class _Run(TextRun[HeadJob]):
         if self.begin(record, None if base is None else fingerprint(base)):
             return self._result(was_finished=True)
         model.to(self.device)
-        processes.broadcast_tensors([weight.data for weight in model.parameters()])
         length, recipe = options.sequence_length + model.num_heads, job.head_recipe
         rows = job.own_rows if recipe.self_generated else 0
         beams = {"seed": options.seed, "num_beams": job.num_beams}
         model.eval()
         texts = self.read_head_texts(model.base, corpus, rows, length, **beams)
         texts.check(length, _WHERE)
-        with HeadTrainer(model, texts.training, options, processes, _WHERE) as trainer:
+        with HeadTrainer(model, texts.training, options, _WHERE) as trainer:
             validate = self._validation(trainer, texts.validation)
             trainer.run_in(self.folder, job, validate, self.watcher)
         tokens = len(texts.training.token_ids)
-        processes.run_on_first(lambda: self._write_result(trainer, corpus, record, tokens))
+        self._write_result(trainer, corpus, record, tokens)
         return self._result(was_finished=False)
 
     def _load_base(self) -> PreTrainedModel | None:
@@ -139,7 +135,6 @@ class _Run(TextRun[HeadJob]):
             trainer.options.sequence_length,
             max_pieces=self.job.validation_pieces,
             precision=trainer.report.precision,
-            processes=trainer.processes,
         ).for_log()
 
     def _write_result(

@@ -22,7 +22,6 @@ from lattice_bpd.atomic_files import check_header, locked, write_json
 
 RECORD = "training.json"
 HEADS = "head_training"
-SELECTOR = "selector_training"  # for heads, which are in the folder too
 TEXTS = ("text.bin", "validation.bin")  # of training and validation, in the folder of the run
 _VERSION = 1
 

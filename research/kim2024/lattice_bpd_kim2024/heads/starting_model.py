@@ -15,7 +15,7 @@ from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.heads import BLOCKWISE_FILES, BlockwiseHeads
 from lattice_bpd_kim2024.heads.first_head import attach_first_head
 from lattice_bpd_kim2024.heads.job import HeadJob
-from lattice_bpd_kim2024.heads.run_folder import HEADS, SELECTOR, fingerprint, read_record
+from lattice_bpd_kim2024.heads.run_folder import fingerprint, read_record
 from lattice_bpd_kim2024.heads.trainer import seeded
 from lattice_bpd_kim2024.llama2c import load_llama2c
 from lattice_bpd_kim2024.small_models import build_small_gpt
@@ -81,7 +81,7 @@ def _check_heads(heads: BlockwiseHeads, folder: Path, base: PreTrainedModel, job
                 f"{folder}: the heads have {name} {actual}; expected {expected}; leave the option "
                 "out, or start with new heads (--heads new)"
             )
-    record = read_record(folder, HEADS, SELECTOR)
+    record = read_record(folder)
     trained_on = None if record is None else record["base_fingerprint"]
     if record is not None and record["finished"] and trained_on != fingerprint(base):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What runs that train on text have in common: processes, folder, text, plot, result."""
+"""What runs that train on text have in common: folder, text, plot, result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads.job import FrozenTargetJob, HeadJob
 from lattice_bpd_kim2024.heads.loop import read_log
 from lattice_bpd_kim2024.heads.options import HeadText
-from lattice_bpd_kim2024.heads.parallel import Processes, choose_device, join_processes, own_device
 from lattice_bpd_kim2024.heads.run_folder import TEXTS, RunFolder, read_record
 from lattice_bpd_kim2024.heads.texts import (
     TOKENIZER,
@@ -76,7 +75,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Run(Protocol[Result_co]):
-    """A run in one process."""
+    """A run in a folder."""
 
     folder: RunFolder
 
@@ -85,31 +84,39 @@ class Run(Protocol[Result_co]):
         ...
 
 
-def run_in_processes(
+def run_job(
     job: AnyJob,
     watcher: Watcher | None,
-    make_run: Callable[[AnyJob, Processes, Watcher, torch.device], Run[Result_co]],
+    make_run: Callable[[AnyJob, Watcher, torch.device], Run[Result_co]],
 ) -> Result_co:
-    """Runs a job in each process that torchrun started, or in this one alone.
+    """Runs a job.
 
     Args:
         job: its description.
-        watcher: progress callbacks, in process 0.
-        make_run: the run of one process.
+        watcher: progress callbacks.
+        make_run: its run.
 
     Raises:
         ValueError: inconsistent options, and what the run raises.
     """
     job.check()
-    device = choose_device(job.device)
-    with join_processes(device, job.process_timeout) as processes:
-        if watcher is None or not processes.is_first:
-            watcher = Watcher()
-        run = make_run(job, processes, watcher, own_device(device))
-        try:
-            return run.train()
-        finally:
-            run.folder.close()
+    run = make_run(job, watcher or Watcher(), choose_device(job.device))
+    try:
+        return run.train()
+    finally:
+        run.folder.close()
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of an option: "cpu" or "cuda", which "auto" chooses.
+
+    Raises:
+        ValueError: "cuda" without a GPU.
+    """
+    has_gpu = torch.cuda.is_available()
+    if device == "cuda" and not has_gpu:
+        raise ValueError("device is cuda and torch finds no GPU; expected one, or --device cpu")
+    return torch.device("cuda" if has_gpu and device != "cpu" else "cpu")
 
 
 class TextRun(Generic[AnyJob]):
@@ -117,7 +124,6 @@ class TextRun(Generic[AnyJob]):
 
     Args:
         job: its description.
-        processes: the data-parallel processes.
         watcher: progress callbacks.
         device: of the target.
 
@@ -129,12 +135,9 @@ class TextRun(Generic[AnyJob]):
     kind: str
     where: str
 
-    def __init__(
-        self, job: AnyJob, processes: Processes, watcher: Watcher, device: torch.device
-    ) -> None:
+    def __init__(self, job: AnyJob, watcher: Watcher, device: torch.device) -> None:
         self.folder = RunFolder(Path(job.output), self.kind)
-        self.processes, self.watcher, self.device = processes, watcher, device
-        self.job = job
+        self.job, self.watcher, self.device = job, watcher, device
 
     @property
     def title(self) -> str:
@@ -152,9 +155,7 @@ class TextRun(Generic[AnyJob]):
             ValueError: the folder holds something else.
         """
         job = self.job
-        return self.processes.run_on_first(
-            lambda: self.folder.begin(record, base, resume=job.resume, restart=job.restart)
-        )
+        return self.folder.begin(record, base, resume=job.resume, restart=job.restart)
 
     def read_text(self, corpus: Corpus, length: int) -> tuple[Int32Array, Int32Array | None]:
         """Training and validation text, (N,) int32 each; pieces have `length` tokens."""
@@ -198,7 +199,6 @@ class TextRun(Generic[AnyJob]):
             row_length=length,
             num_beams=num_beams,
             seed=seed,
-            processes=self.processes,
             watcher=self.watcher,
         )
 
@@ -295,5 +295,5 @@ class TextRun(Generic[AnyJob]):
 
     def _store(self, corpus: Corpus, name: str) -> Int32Array:
         path = self.folder.work / name
-        self.processes.run_on_first(lambda: store_corpus(corpus, path, corpus.eos_id, self.watcher))
+        store_corpus(corpus, path, corpus.eos_id, self.watcher)
         return map_ids(path)

@@ -1,6 +1,6 @@
 """The texts of a head training, made once, kept in the run's folder and mapped from there.
 
-So a resumed run reads no input again, processes share one copy, and a text may exceed memory.
+So a resumed run reads no input again, and a text may exceed memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.corpus import Corpus, StrPath, TokenBatch
 from lattice_bpd.watcher import Watcher
 from lattice_bpd_kim2024.heads.options import HeadText, mix_seed
-from lattice_bpd_kim2024.heads.parallel import Processes
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 
 TOKENIZER = "tokenizer.json"
@@ -148,7 +147,6 @@ def generate_rows(
     row_length: int,
     num_beams: int = 1,
     seed: int,
-    processes: Processes,
     watcher: Watcher,
 ) -> HeadText:
     """Continuations by the target of prompts from `ids`; existing parts are kept.
@@ -156,19 +154,17 @@ def generate_rows(
     Args:
         target: in evaluation mode.
         ids: (N,) int32, source of the prompts.
-        folder: folder of the parts; each process writes every n-th.
+        folder: folder of the parts.
         rows: number of texts.
         prompt_length: P, tokens per prompt.
         row_length: tokens per text, prompt included.
         num_beams: beams of a beam search; 1: greedy.
         seed: seed of the prompts.
-        processes: the parts are split over them.
-        watcher: advanced for each part of this process.
+        watcher: advanced for each part.
 
     Raises:
         ValueError: `ids` shorter than a prompt, or more tokens than the target has positions for.
         OSError: the folder cannot be written.
-        ConnectionError: another process has ended.
     """
     HeadText(ids).check(prompt_length, "self-generated text")
     folder.mkdir(exist_ok=True)
@@ -176,18 +172,15 @@ def generate_rows(
     starts = generator.integers(0, len(ids) - prompt_length + 1, rows)
     prompts = ids[starts[:, None] + np.arange(prompt_length)]
     parts = list(_parts(folder, rows))
-    own = [part for part in parts[processes.rank :: processes.world_size] if not part[0].is_file()]
-    watcher.begin("generation", len(own))
-    for path, begin in own:
+    missing = [part for part in parts if not part[0].is_file()]
+    watcher.begin("generation", len(missing))
+    for path, begin in missing:
         batch = prompts[begin : begin + _ROWS_PER_PART]
         generated = generate_texts(target, batch, row_length - prompt_length, num_beams=num_beams)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, generated)
         watcher.advance()
     watcher.end()
-    processes.any_true(False)  # waits for the other processes
-    if not all(path.is_file() for path, _ in parts):
-        raise FileNotFoundError(f"{folder}: parts are missing; all processes must see this folder")
     text = np.concatenate([np.load(path) for path, _ in parts]).ravel()
     return HeadText(text, row_length, first_position=prompt_length - 1)
 

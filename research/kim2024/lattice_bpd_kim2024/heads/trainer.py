@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.train.trainer import TrainReport
@@ -28,7 +28,6 @@ from lattice_bpd_kim2024.heads.options import (
     mix_seed,
     sample_step,
 )
-from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 
 
 class HeadTrainer(RunTrainer):
@@ -41,8 +40,6 @@ class HeadTrainer(RunTrainer):
         model: on any device.
         text: training text.
         options: see TrainOptions; the caller handles max_seconds.
-        processes: the data-parallel processes, which pass the same arguments; batch_size must be
-            a multiple of their number.
         where: the caller's name, for error messages.
 
     Attributes:
@@ -59,17 +56,11 @@ class HeadTrainer(RunTrainer):
         model: BlockwiseLM,
         text: HeadText,
         options: TrainOptions,
-        processes: Processes = ALONE,
         where: str = "HeadTrainer",
     ) -> None:
         self._lambdas = check_options(model, options, where)
         text.check(options.sequence_length + model.num_heads, where)
-        if options.batch_size % processes.world_size:
-            raise ValueError(
-                f"{where}: batch_size is {options.batch_size}; expected a multiple of the "
-                f"{processes.world_size} processes"
-            )
-        self.model, self.text, self.options, self.processes = model, text, options, processes
+        self.model, self.text, self.options = model, text, options
         model.base.requires_grad_(options.train_base)
         optimizers = build_optimizers(
             model, options.matrix_lr, options.other_lr, options.base_rate, options.optimizer
@@ -102,18 +93,17 @@ class HeadTrainer(RunTrainer):
         precision = self.options.precision
         if precision == "auto":
             seconds = [self._time_pass(name) for name in ("fp32", "bf16")]
-            precision = self.processes.broadcast(["fp32", "bf16"][seconds.index(min(seconds))])
+            precision = ["fp32", "bf16"][seconds.index(min(seconds))]
         self.report.precision = precision
 
     def take_step(self) -> dict[int, float]:
         """Runs one step.
 
         Returns:
-            The loss of each trained head, 1..h, in nats per token over all processes.
+            The loss of each trained head, 1..h, in nats per token.
 
         Raises:
             ValueError: a loss that is not finite.
-            ConnectionError: another process has ended.
         """
         first = 1 if self.options.train_base else 2
         known = self.report.losses or [math.nan] * (self.model.num_heads + 1 - first)
@@ -124,29 +114,29 @@ class HeadTrainer(RunTrainer):
     def _backward(self, step: int) -> Mapping[int, float]:
         sample = self.sample(step)
         sums = self.add_gradients(sample)
-        gradients = [_gradient(weight) for weight in self.weights.values()]
-        self.processes.all_reduce([*gradients, sums])
+        for weight in self.weights.values():  # of heads that the step leaves out
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
         counts = (
             self.options.sequences_per_step * self.options.sequence_length, len(sample.positions)
         )  # fmt: skip
         return {head: float(sums[head - 1]) / counts[head > 1] for head in sample.heads}
 
     def sample(self, step: int) -> StepSample:
-        """The sequences, positions and heads of a step (from 0) of all processes."""
+        """The sequences, positions and heads of a step (from 0)."""
         return sample_step(self.text, self.options, self.model.num_heads, step)
 
     def add_gradients(self, sample: StepSample) -> Tensor:
-        """Adds the gradients of this process's part of a step to .grad.
+        """Adds the gradients of a step to .grad.
 
         Returns:
-            (h,) float32: each head's losses summed over the positions of this part.
+            (h,) float32: each head's losses summed over the positions.
         """
         options, device = self.options, self.model.device
-        share = options.batch_size // self.processes.world_size
+        share = options.batch_size
         row_weights = self._row_weights(sample).to(device)
         sums = torch.zeros(self.model.num_heads, device=device)
-        for turn in range(options.accumulate):
-            block = turn * self.processes.world_size + self.processes.rank
+        for block in range(options.accumulate):
             torch.manual_seed(mix_seed(options.seed, self.report.step, block))
             starts = sample.starts[block * share : (block + 1) * share]
             pieces = self.text.take(starts, self._piece_length, device)
@@ -189,13 +179,6 @@ class HeadTrainer(RunTrainer):
         self.report.precision = before
         self.model.zero_grad(set_to_none=True)
         return min(times)
-
-
-def _gradient(weight: nn.Parameter) -> Tensor:
-    """A weight's gradient; zeros if this process did not use the weight."""
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    return weight.grad
 
 
 def _cuda_devices(model: BlockwiseLM) -> Sequence[torch.device]:

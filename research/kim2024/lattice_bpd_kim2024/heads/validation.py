@@ -13,7 +13,6 @@ from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd_kim2024.heads.first_head import first_head_states
 from lattice_bpd_kim2024.heads.losses import autocast, chunked_logits, label_view, read_hidden
 from lattice_bpd_kim2024.heads.options import HeadText
-from lattice_bpd_kim2024.heads.parallel import ALONE, Processes
 
 _POSITIONS = 512  # whose head states are in memory at once
 
@@ -49,7 +48,6 @@ def measure_heads(
     max_pieces: int = 64,
     batch_size: int = 8,
     precision: str = "fp32",
-    processes: Processes = ALONE,
 ) -> HeadScores:
     """Loss and accuracy of every head, the target's own first, on evenly spaced sequences.
 
@@ -60,33 +58,28 @@ def measure_heads(
         max_pieces: maximum number of sequences; fewer if they would overlap.
         batch_size: sequences per call of the target.
         precision: "fp32" or "bf16".
-        processes: the sequences are split over them; all get the scores.
 
     Returns:
         The scores.
 
     Raises:
         ValueError: a text that is too short.
-        ConnectionError: another process has ended.
     """
     length = sequence_length + model.num_heads
     text.check(length, "measure_heads")
     count = min(max_pieces, len(text.token_ids) // length)
     step = text.row_length or 1
     offsets = np.linspace(0, text.num_starts(length) - 1, count).astype(np.int64) * step
-    own = torch.from_numpy(offsets)[processes.rank :: processes.world_size]
     # losses, hits, positions
     sums = torch.zeros(3, model.num_heads, dtype=torch.float64, device="cpu")
     training = model.training, model.base.training
     model.eval()
-    for starts in torch.split(own, batch_size) if len(own) else ():
+    for starts in torch.split(torch.from_numpy(offsets), batch_size):
         pieces = text.take(starts, length, model.device)
         sums += _measure(model, pieces, text.first_position, precision)
     model.train(training[0])
     model.base.train(training[1])
-    total = sums.to(model.device)
-    processes.all_reduce([total])
-    losses, hits, positions = total.tolist()
+    losses, hits, positions = sums.tolist()
     return HeadScores(
         [loss / n for loss, n in zip(losses, positions, strict=True)],
         [hit / n for hit, n in zip(hits, positions, strict=True)],

@@ -284,12 +284,7 @@ class _Runs:
         drafter = self._shared or setting.drafter(self.source, greedy, self.options)
         if isinstance(drafter, MixtureDrafter):
             self._shared = drafter  # it measures costs with all prompts
-        target: Any = model
-        if setting.heads is not None:
-            target = model.target.base if isinstance(model, DraftingModel) else model.base
-        result = decode(
-            target, prompt, drafter, heads=setting.heads, acceptance=setting.acceptance, **options
-        )
+        result = decode(model, prompt, drafter, acceptance=setting.acceptance, **options)
         if number == len(self.runs):
             self.runs.append([])
         self.runs[number].append(result)

@@ -52,8 +52,6 @@ class Setting:
         source: name of the LM, the scorer or the draft model to use instead of the common LM; see
             `source_of`.
         acceptance: which draft tokens are kept; None: Exact. Lossy rules are decoded live only.
-        heads: draft heads to use instead of the model's own, in live decoding.
-        make: builds the drafter instead of the strategy's, of source, greedy output and config.
     """
 
     name: str
@@ -62,8 +60,6 @@ class Setting:
     uses_lm: bool = False
     source: str = ""
     acceptance: Acceptance | None = None
-    heads: Any = None
-    make: Callable[[Any, Sequence[int], DraftConfig], Drafter] | None = None
 
     def source_of(self, lm: Any, sources: Mapping[str, Any] | None) -> Any:
         """What this line rescores with: `sources[source]`, the common LM, or None.
@@ -95,8 +91,6 @@ class Setting:
         Raises:
             ValueError: an unknown strategy, or options out of range.
         """
-        if self.make is not None:
-            return self.make(source, output, config)
         if self.strategy == "oracle":
             return OracleDrafter(output, top_k=config.top_k)
         config = replace(config, strategy=self.strategy)
