@@ -3,7 +3,7 @@
     python benchmarks/bench_peers.py --json FILE            trains what is missing first
     python benchmarks/bench_peers.py --json FILE --quick    a smoke test: little training, 4 prompts
 
-From transformers: greedy decoding, assisted generation with a draft model, prompt lookup, DFlash.
+From transformers: greedy decoding, assisted generation with a draft model, prompt lookup.
 Rebuilt on the same heads (peer_trees.py) and verified by our loop: Medusa's fixed tree, EAGLE-2's
 dynamic tree, DDTree's heap; and a suffix automaton. Ours: draft models, lookup, and the strategies.
 
@@ -42,6 +42,7 @@ import lattice_bpd.decode.drafters as ld
 from lattice_bpd.build.bootstrap import bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
 from lattice_bpd.decode import decode
+from lattice_bpd.verify import CausalLMTarget
 from lattice_bpd_kim2024.live.compare import find_difference
 
 REFERENCE = "tree"  # what all lines are compared with
@@ -66,7 +67,8 @@ def measure(
     ]
     rng = np.random.default_rng(0)
     with CallCounter(target.base) as counter:
-        for line in lines:  # the first text probes what the target, with the hook, can do
+        CausalLMTarget(target.base).refuses_tree()  # probes of the target, with the hook, are calls
+        for line in lines:
             line.decode(target.tune_prompts[0])
         for turn in range(rounds + 1):
             start = time.perf_counter()
@@ -165,7 +167,7 @@ def _ratio(baseline: Any, seconds: Any) -> dict[str, float]:
 def measure_target(target: Target, size: Size) -> dict[str, Any]:
     """Everything about one target, for the results."""
     found = fit(target, size)
-    lines, skipped = make_lines(target, found)
+    lines = make_lines(target, found)
     greedy = measure(target, lines, size.timed_prompts, size.rounds)
     budgets = measure_budgets(target, found, greedy, size.budgets)
     return {
@@ -181,12 +183,10 @@ def measure_target(target: Target, size: Size) -> dict[str, Any]:
             name: {"alpha": one.alpha, "temperature": one.temperature}
             for name, one in found.options.items()
         },
-        "draft_model_parameters": (
-            None if target.draft_model is None else target.draft_model.num_parameters()
-        ),
+        "draft_model_parameters": target.draft_model.num_parameters(),
         "machine": {**describe_machine(), "torch_threads": torch.get_num_threads()},
         "transformers": transformers.__version__,
-        "skipped": skipped,
+        "skipped": {},
         "lines": describe(lines, greedy),
         "budgets": budgets,
     }
@@ -242,7 +242,7 @@ def main() -> None:
     found = [measure_target(target, size) | {"quick": args.quick} for target in targets]
     print(render({"targets": found}))
     if args.json is not None:
-        merged = sorted([*others, *found], key=lambda target: NAMES.index(target["name"]))
+        merged = sorted([*others, *found], key=lambda one: (one["name"] not in NAMES, one["name"]))
         write_json(args.json, {"nodes": MAX_NODES, "targets": merged})
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import transformers
 from peer_drafters import (
     CallCounter,
     FixedTreeDrafter,
@@ -84,9 +83,8 @@ class Line:
         return np.array([sum(run.seconds for run in runs) for runs in self.rounds[1:]])
 
 
-def make_lines(target: Target, found: Fit) -> tuple[list[Line], dict[str, str]]:
-    """All lines of a target, and why others are left out."""
-    lines, skipped = make_transformers_lines(target)
+def make_lines(target: Target, found: Fit) -> list[Line]:
+    """All lines of a target."""
     lm, options = target.lm, found.options
     drafters: dict[str, tuple[str, str, Any]] = {
         "greedy": ("greedy", OURS, ld.NoDrafter()),
@@ -104,10 +102,9 @@ def make_lines(target: Target, found: Fit) -> tuple[list[Line], dict[str, str]]:
         "mixture": ("`mixture`: heads, 4-gram and text, any size", OURS,
                     make_drafter(DraftConfig(), DraftSources(lm))),
     }  # fmt: skip
-    if target.draft_model is not None:
-        drafters |= make_text_drafters(target)
-    decodings = [own_line(target, name, *parts) for name, parts in drafters.items()]
-    return [*lines, *decodings], skipped
+    drafters |= make_text_drafters(target)
+    own = [own_line(target, name, *parts) for name, parts in drafters.items()]
+    return [*make_transformers_lines(target), *own]
 
 
 def make_peer_trees(found: Fit, max_nodes: int) -> dict[str, tuple[str, Any]]:
@@ -146,37 +143,25 @@ def own_line(target: Target, name: str, label: str, group: str, drafter: Any) ->
     return Line(name, label, group, decode_prompt)
 
 
-def make_transformers_lines(target: Target) -> tuple[list[Line], dict[str, str]]:
-    """What `generate` of transformers has itself, and why some of it is left out."""
-    lines: dict[str, tuple[str, dict[str, Any]]] = {"transformers_greedy": ("greedy", {})}
-    skipped = {}
-    if target.draft_model is not None:
-        fixed = copy.deepcopy(target.draft_model)
-        fixed.generation_config.num_assistant_tokens = DRAFT_LENGTH
-        fixed.generation_config.num_assistant_tokens_schedule = "constant"
-        fixed.generation_config.assistant_confidence_threshold = 0.0
-        lines["assisted"] = (
+def make_transformers_lines(target: Target) -> list[Line]:
+    """What `generate` of transformers has itself."""
+    fixed = copy.deepcopy(target.draft_model)
+    fixed.generation_config.num_assistant_tokens = DRAFT_LENGTH
+    fixed.generation_config.num_assistant_tokens_schedule = "constant"
+    fixed.generation_config.assistant_confidence_threshold = 0.0
+    lines: dict[str, tuple[str, dict[str, Any]]] = {
+        "transformers_greedy": ("greedy", {}),
+        "assisted": (
             "assisted generation, default settings", {"assistant_model": target.draft_model},
-        )  # fmt: skip
-        lines["assisted_fixed"] = (
+        ),
+        "assisted_fixed": (
             f"assisted generation, {DRAFT_LENGTH} tokens", {"assistant_model": fixed},
-        )  # fmt: skip
-        lines["prompt_lookup"] = (
+        ),
+        "prompt_lookup": (
             f"prompt lookup, {LOOKUP_LENGTH} tokens",
             {"prompt_lookup_num_tokens": LOOKUP_LENGTH, "max_matching_ngram_size": LOOKUP_NGRAM},
-        )
-    if target.native_drafter is not None:
-        native = getattr(transformers, "MuseGlimmerAssistantModel", None)
-        if native is None:
-            skipped["dflash"] = (
-                f"transformers {transformers.__version__} has no DFlash; put a newer version first "
-                "on PYTHONPATH, such as the one that `make test-native-dflash` installs"
-            )
-        else:
-            assistant = native.from_pretrained(target.native_drafter).eval()
-            lines["dflash"] = (
-                "DFlash", {"assistant_model": assistant, "speculation_type": "dflash"},
-            )  # fmt: skip
+        ),
+    }  # fmt: skip
 
     def line(name: str, label: str, options: dict[str, Any]) -> Line:
         def decode_prompt(prompt: list[int]) -> tuple[list[int], int | None]:
@@ -187,4 +172,4 @@ def make_transformers_lines(target: Target) -> tuple[list[Line], dict[str, str]]
 
         return Line(name, label, THEIRS, decode_prompt)
 
-    return [line(name, *parts) for name, parts in lines.items()], skipped
+    return [line(name, *parts) for name, parts in lines.items()]

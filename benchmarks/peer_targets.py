@@ -2,7 +2,6 @@
 
 demo     the demo's model (Python code) with its heads and its 4-gram; a draft model is trained
 stories  stories260K with the heads, 4-gram and draft model of examples/
-block    stories260K again, with a block drafter (DFlash) in place of heads
 """
 
 from __future__ import annotations
@@ -31,11 +30,10 @@ from lattice_bpd_kim2024.demo.model_folder import DemoModel, load_demo_model
 from lattice_bpd_kim2024.evaluate import Recording, Setting, record
 from lattice_bpd_kim2024.heads.joint import TrainOptions
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
-from lattice_bpd_kim2024.llama2c import load_llama2c
 from lattice_bpd_kim2024.rescorer import train_rescorer
 from lattice_bpd_kim2024.small_models import build_small_gpt
 
-NAMES = ("demo", "stories", "block")
+NAMES = ("demo", "stories")
 TOP_K = NUM_DRAFTS = 16
 MAX_NODES = 36
 
@@ -54,7 +52,6 @@ class Size:
         demo_texts: continuations that the demo's draft model learns from.
         draft_steps: of its training.
         head_steps: of the heads of stories260K, otherwise as `stories260k.py --quick`.
-        block_steps: of the block drafter.
         budgets: nodes of trees that are compared in tokens per call.
     """
 
@@ -67,12 +64,11 @@ class Size:
     demo_texts: int = 384
     draft_steps: int = 300
     head_steps: int = 600
-    block_steps: int = 400
     budgets: tuple[int, ...] = (8, 18, 72)
 
 
 FULL = Size()
-QUICK = Size(4, 2, 1, 8, (0.6, 1.2), (1.0, 2.5), 128, 60, 150, 150, (8, 72))
+QUICK = Size(4, 2, 1, 8, (0.6, 1.2), (1.0, 2.5), 128, 60, 150, (8, 72))
 
 
 @dataclass
@@ -82,12 +78,10 @@ class Target:
     Attributes:
         name: of the target.
         about: what it is, for the results.
-        heads: target and heads, or target and block drafter.
+        heads: target and heads.
         model: the same as our loop takes it.
         lm: n-gram LM over its tokens.
-        draft_model: a small causal LM; None: this target is measured without one.
-        native_drafter: folder of the block drafter in the format of transformers; None: there is
-            no block drafter.
+        draft_model: a small causal LM.
         prompts: token ids.
         tune_prompts: others, to choose options on.
         max_new_tokens: decoded after each prompt.
@@ -99,7 +93,6 @@ class Target:
     heads: BlockwiseLM
     lm: NGramLM
     draft_model: Any
-    native_drafter: Path | None
     prompts: list[list[int]]
     tune_prompts: list[list[int]]
     max_new_tokens: int
@@ -185,7 +178,7 @@ def load_demo(work: Path, size: Size, watcher: ConsoleWatcher) -> Target:
     return Target(
         "demo",
         "the demo's model: GPT-NeoX, 12 layers, D = 96, 1.4 M parameters, 8 heads, Python code",
-        demo.model, demo.lm, _demo_draft_model(work, demo, corpus.train, size, watcher), None,
+        demo.model, demo.lm, _demo_draft_model(work, demo, corpus.train, size, watcher),
         draw(corpus.test, size.prompts), draw(corpus.tune, size.tune_prompts),
         settings.max_new_tokens, [settings.end_of_text],
     )  # fmt: skip
@@ -222,10 +215,8 @@ def _advance(watcher: ConsoleWatcher) -> Any:
     return lambda report: watcher.advance(note=f"loss {report.losses[0]:.2f}")
 
 
-def load_stories(
-    names: list[str], work: Path, data: Path, size: Size, watcher: ConsoleWatcher
-) -> dict[str, Target]:
-    """Of "stories", stories260K with heads, and "block", with a block drafter, those named.
+def load_stories(work: Path, data: Path, size: Size, watcher: ConsoleWatcher) -> Target:
+    """stories260K with heads.
 
     Raises:
         FileNotFoundError: the model or the stories are not in the data folder.
@@ -245,44 +236,21 @@ def load_stories(
         parts.shared.QUICK, steps=size.head_steps, test_prompts=size.prompts,
         tune_prompts=size.tune_prompts,
     )  # fmt: skip
-    made = parts.shared.prepare(args, recipe, f"stories-{size.block_steps}", watcher)
-    about = "stories260K: Llama, 5 layers, D = 64, 0.26 M parameters, TinyStories, frozen"
-    prompts = made.found.test, made.found.tune, recipe.max_new_tokens, [parts.shared.BEGIN]
-    found = {}
-    if "stories" in names:
-        small = parts.draft.SMALL
-        small = replace(small, training=replace(small.training, steps=size.draft_steps))
-        draft_model = parts.scorers.cached_rescorer(made.work, made.rows, small, watcher)
-        found["stories"] = Target(
-            "stories", f"{about}, 8 heads", made.model, made.lm, draft_model, None, *prompts
-        )
-    if "block" in names:
-        block = parts.block.QUICK_BLOCK
-        block = replace(block, training=replace(block.training, steps=size.block_steps))
-        drafter = parts.block.cached_drafter(made, block, watcher)
-        base = load_llama2c(folder / "stories260K.bin")  # its own: hooks and counts stay apart
-        found["block"] = Target(
-            "block", f"{about}, block drafter of 2 layers and 8 slots",
-            BlockwiseLM(base, heads=drafter), made.lm, None,
-            _save_native(made.work / "block_drafter_muse_glimmer", drafter), *prompts,
-        )  # fmt: skip
-    return found
-
-
-def _save_native(path: Path, drafter: Any) -> Path:
-    """The block drafter in the format that transformers reads."""
-    if not (path / "config.json").is_file():
-        temporary = path.with_name(f".{path.name}")
-        drafter.save_pretrained(temporary, format="muse-glimmer")
-        temporary.replace(path)
-    return path
+    made = parts.shared.prepare(args, recipe, "stories", watcher)
+    small = parts.draft.SMALL
+    small = replace(small, training=replace(small.training, steps=size.draft_steps))
+    return Target(
+        "stories",
+        "stories260K: Llama, 5 layers, D = 64, 0.26 M parameters, TinyStories, frozen, 8 heads",
+        made.model, made.lm, parts.scorers.cached_rescorer(made.work, made.rows, small, watcher),
+        made.found.test, made.found.tune, recipe.max_new_tokens, [parts.shared.BEGIN],
+    )  # fmt: skip
 
 
 def _import_examples() -> SimpleNamespace:
     """The modules of examples/ that train these parts."""
     sys.path.insert(0, str(ROOT / "examples"))
     try:
-        import block_parts
         import stories260k
         import stories260k_draft
         import stories260k_parts
@@ -290,8 +258,8 @@ def _import_examples() -> SimpleNamespace:
     finally:
         sys.path.remove(str(ROOT / "examples"))
     return SimpleNamespace(
-        block=block_parts, stories=stories260k, draft=stories260k_draft,
-        shared=stories260k_parts, scorers=stories260k_scorers,
+        stories=stories260k, draft=stories260k_draft, shared=stories260k_parts,
+        scorers=stories260k_scorers,
     )  # fmt: skip
 
 
@@ -312,6 +280,6 @@ def load_targets(
         warnings.simplefilter("ignore")  # of smoothing on little text
         if "demo" in names:
             found["demo"] = load_demo(work, size, watcher)
-        if {"stories", "block"} & set(names):
-            found |= load_stories(names, work, data, size, watcher)
+        if "stories" in names:
+            found["stories"] = load_stories(work, data, size, watcher)
     return [found[name] for name in names]

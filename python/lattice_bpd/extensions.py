@@ -31,7 +31,6 @@ DRAFTERS = "lattice_bpd.drafters"
 
 _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     COMMANDS: {
-        "drafter": "lattice-bpd-drafters",
         "ngram spark": "lattice-bpd-spark",
         "ngram query": "lattice-bpd-recognition",
         "rescore": "lattice-bpd-recognition",
@@ -45,10 +44,9 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
     TARGETS: {"encoder-decoder": "lattice-bpd-translation"},
     DRAFTERS: {"draft_model": "lattice-bpd-drafters"},
     HEAD_FORMATS: {
-        "selector": "lattice-bpd-drafters",
         "block_drafter": "lattice-bpd-drafters",
         "spec_drafter": "lattice-bpd-translation",
-        "medusa": "lattice-bpd-drafters",  # after selectors, which have such heads beside them
+        "medusa": "lattice-bpd-drafters",
     },
     CONSTRAINTS: dict.fromkeys(("constraint", "regex", "json-schema"), "lattice-bpd-constraints"),
 }  # that this project has, by group and name: what to install where an entry point is missing

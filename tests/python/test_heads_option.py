@@ -118,7 +118,7 @@ def test_load_heads_says_what_is_wrong_with_a_path(folder):
 @pytest.mark.parametrize(
     ("part", "distribution"),
     [
-        ("selector/", "lattice-bpd-drafters"),
+        ("block_drafter/", "lattice-bpd-drafters"),
         ("spec_drafter.json", "lattice-bpd-translation"),
         ("medusa_num_heads", "lattice-bpd-drafters"),
     ],

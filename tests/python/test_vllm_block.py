@@ -12,11 +12,14 @@ pytest.importorskip("torch")
 
 import torch
 
+from lattice_bpd import DraftConfig
+from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig, LiLiCorrConfig, SelectorConfig
 from lattice_bpd_drafters.heads import read_slots
 from lattice_bpd_vllm.block_lattices import BlockLattices, CacheLayout
+from lattice_bpd_vllm.drafting import LatticeDrafter
 from lattice_bpd_vllm.runner_v1 import (
     RunnerStep,
     aux_layers_of,
@@ -185,6 +188,29 @@ def check_equal(
         found, expected = found.scores, expected.scores
     assert not isinstance(found, LatticeInput)
     torch.testing.assert_close(found[row], expected[0, :3], **close)
+
+
+@pytest.mark.parametrize(("draft", "objective"), [("chain", "accept_length"), ("best", "score")])
+@torch.no_grad()
+def test_drafts_follow_the_transition_scores(draft: str, objective: Any) -> None:
+    drafter, contexts, lengths = make_drafter(SCORERS["selector"]), [[4], [0], [7]], [4, 3, 1]
+    assert drafter.candidate_selector is not None
+    drafter.candidate_selector.predecessor_codebook.mul_(20)  # so that the order changes
+    cache = drafter.new_cache(3)
+    drafter.append(cache, torch.randn(3, 6, 2 * WIDTH), [6, 2, 5])
+    lattice = read_slots(drafter, cache, torch.tensor([4, 0, 7]), VOCAB)
+    assert isinstance(lattice, LatticeInput)
+    config = DraftConfig("chain", top_k=5)
+    chains = LatticeDrafter(None, config, draft).propose(lattice, contexts, lengths)
+    expected = rescore_lattice(
+        lattice.end_after(lengths), contexts, None, num_drafts=1, objective=objective
+    ).token_ids[:, 0]
+    assert chains == [row[:end].tolist() for row, end in zip(expected, lengths, strict=True)]
+    best = LatticeDrafter(None, config, "argmax").propose(lattice, contexts, lengths)
+    assert best == [
+        row[:end].tolist() for row, end in zip(lattice.token_ids[..., 0], lengths, strict=True)
+    ]
+    assert best != chains
 
 
 def test_nothing_stored_is_an_error() -> None:

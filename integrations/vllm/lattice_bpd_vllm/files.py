@@ -30,7 +30,6 @@ class DrafterParts:
         config: options of the search; `sources` of "mixture".
         draft: "mixture", "chain", "best" or "argmax".
         vocab_size: V that LMs and drafter.json expect of the target; None: any.
-        selector: CandidateSelector of lattice-bpd-drafters that was trained on the heads, or None.
         gates: of drafter.json, for "mixture", by lists of sources.
         vocab_source: what `vocab_size` is of, for error messages.
     """
@@ -40,7 +39,6 @@ class DrafterParts:
     config: DraftConfig
     draft: str
     vocab_size: int | None
-    selector: Any = None
     gates: Sequence[Gates] = ()
     vocab_source: str = ""
 
@@ -71,8 +69,6 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
     heads = None if folder is None else load_heads(folder)
     if heads is None:
         options.refuse(("top_k",), "and there are no heads, whose candidates it counts")
-    selector = getattr(heads, "selector", None)
-    heads = getattr(heads, "heads", heads)  # without their selector
     lms = _read_lms(options, file, path, draft, config)
     if file is not None and heads is not None and file.num_slots not in (0, int(heads.num_slots)):
         raise ValueError(
@@ -83,7 +79,6 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
         **{f"LM {name}": lm.vocab_size for name, lm in lms},
         "drafter.json": None if file is None else file.vocab_size,
         "the heads": getattr(getattr(heads, "config", heads), "vocab_size", None),
-        "the selector": None if selector is None else selector.vocab_size,
     }
     known = {name: size for name, size in sizes.items() if size is not None}
     if len(set(known.values())) > 1:
@@ -92,9 +87,8 @@ def load_parts(options: DrafterOptions) -> DrafterParts:
     vocab_size = next(iter(known.values()), None)
     gates = () if file is None else Gates.read(file.gates)
     return DrafterParts(
-        heads, tuple(lm for _, lm in lms), config, draft, vocab_size, selector, gates,
-        " and ".join(known),
-    )  # fmt: skip
+        heads, tuple(lm for _, lm in lms), config, draft, vocab_size, gates, " and ".join(known)
+    )
 
 
 def _read_config(options: DrafterOptions, file: DrafterFile | None, draft: str) -> DraftConfig:

@@ -68,9 +68,7 @@ def make_source(parts: DrafterParts, target: TargetInfo, num_tokens: int) -> Slo
         return BlockSource(heads, target, num_tokens)
     if isinstance(heads, VocabularyHeads):
         _attach(heads, target)
-    # "argmax" takes the best token of each slot, whatever the transitions
-    selector = None if parts.draft == "argmax" else parts.selector
-    return HeadSource(heads, target, num_tokens, parts.config.top_k, selector)
+    return HeadSource(heads, target, num_tokens, parts.config.top_k)
 
 
 class NoSource:
@@ -94,29 +92,21 @@ class NoSource:
 
 
 class HeadSource:
-    """Draft heads, with a selector or without.
+    """Draft heads.
 
     Args:
         heads: on the target's device, in its dtype.
         target: the engine's model; `vocab_size` is the number of its logits' columns.
         num_tokens: draft tokens that the engine verifies at most.
         top_k: candidates of a slot, where the heads choose them.
-        selector: transition scores that were trained on the heads, or None.
 
     Raises:
-        ValueError: heads or selector of another target.
+        ValueError: heads of another target.
     """
 
     layers: tuple[int, ...] = ()
 
-    def __init__(
-        self,
-        heads: Any,
-        target: TargetInfo,
-        num_tokens: int,
-        top_k: int,
-        selector: Any = None,
-    ) -> None:
+    def __init__(self, heads: Any, target: TargetInfo, num_tokens: int, top_k: int) -> None:
         self.head_logits = HeadLogits(heads, target.compute_logits, num_tokens)
         self._top_k = top_k
         self.num_slots = self.head_logits.num_slots
@@ -134,9 +124,6 @@ class HeadSource:
                 heads.lattice(state, torch.tensor([0], device=state.device))  # the first is slow
         if logits is not None:  # heads may have logits of their own
             check_vocabulary(self.vocab_size, "the heads", int(logits.shape[-1]))
-        self._selector = None if selector is None else selector.to(target.device).eval()
-        if selector is not None:
-            selector.check_fit(self.vocab_size, width, int(heads.num_slots), "lattice-bpd")
 
     def store(self, features: Tensor, layout: CacheLayout) -> None:
         """Not called: the heads read the last hidden states only."""
@@ -150,12 +137,7 @@ class HeadSource:
                 tokens = torch.tensor(exact_tokens, device=hidden.device)
                 lattice = heads.lattice(hidden, tokens, self._top_k)
             return lattice.cut(self.num_slots, self._top_k)
-        logits = self.head_logits(hidden, exact_tokens)
-        if logits is None or self._selector is None:
-            return logits
-        anchors = torch.tensor(exact_tokens, device=hidden.device)
-        pairs: LatticeInput = self._selector.lattice_of_heads(logits, hidden, anchors)
-        return pairs
+        return self.head_logits(hidden, exact_tokens)
 
 
 class BlockSource:

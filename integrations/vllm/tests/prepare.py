@@ -6,9 +6,8 @@ Runs in the library's own environment, not in vLLM's. FOLDER gets
 
     target/         stories260K as a transformers checkpoint, heads of attention widened to 32
     drafter/        trained draft heads, the 4-gram and a drafter.json
-    block/          a trained block drafter, likewise
-    block_pairs/    the same block drafter with a selector, which scores transitions
-    pairs/          the heads of drafter/ with a selector
+    block/          a block drafter with random weights, likewise
+    block_pairs/    another one with a selector (DFlash2), which scores transitions
     medusa/         untrained Medusa heads in Medusa's own format
     expected.json   prompts, outputs, and calls of the target by draft form
 """
@@ -18,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "examples"))
 
-from block_parts import SIZES  # noqa: E402
 from stories260k_parts import QUICK, Prepared, prepare  # noqa: E402
 
 from lattice_bpd import DraftConfig  # noqa: E402
@@ -38,14 +37,10 @@ from lattice_bpd.decode import generate  # noqa: E402
 from lattice_bpd.decode.drafter_file import DrafterFile  # noqa: E402
 from lattice_bpd.models import BlockwiseLM  # noqa: E402
 from lattice_bpd_drafters.block_drafter import BlockDrafter  # noqa: E402
-from lattice_bpd_drafters.block_run import train_block_drafter  # noqa: E402
-from lattice_bpd_drafters.block_training import BlockTrainOptions  # noqa: E402
-from lattice_bpd_drafters.extension import DRAFTER_FOLDER, SELECTOR_FOLDER  # noqa: E402
+from lattice_bpd_drafters.config import BlockDrafterConfig, SelectorConfig  # noqa: E402
+from lattice_bpd_drafters.extension import DRAFTER_FOLDER  # noqa: E402
 from lattice_bpd_drafters.medusa import save_medusa  # noqa: E402
 from lattice_bpd_drafters.medusa_heads import MedusaHeads  # noqa: E402
-from lattice_bpd_drafters.selector import CandidateSelector, SelectorHeads  # noqa: E402
-from lattice_bpd_drafters.selector_run import train_selector  # noqa: E402
-from lattice_bpd_drafters.selector_texts import SelectorOptions  # noqa: E402
 
 DATA = ROOT.parent / "shared" / "data"
 HEAD_SIZE = 32  # the smallest that vLLM's attention takes on the CPU
@@ -56,10 +51,16 @@ STRATEGIES: dict[str, DraftConfig] = {
     "best": DraftConfig("ngram", alpha=1.0),
     "argmax": DraftConfig("bpd"),
 }
-BLOCK_TRAINING = BlockTrainOptions(steps=700, sequence_length=144)
-SELECTOR_TRAINING = SelectorOptions(steps=150, rank=32)
-PAIRS = DraftConfig("chain", alpha=0.4)
-BLOCK_FOLDERS = {"block": CHAIN, "block_pairs": PAIRS}
+SIZES = BlockDrafterConfig(
+    hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=16, intermediate_size=172,
+    vocab_size=512, target_hidden_size=64, hidden_layers=(0, 2, 4), block_size=9, mask_token_id=0,
+)  # fmt: skip
+# Of the candidates of random drafters the 4-gram chooses those that the target accepts.
+CANDIDATES = 128
+BLOCK = replace(CHAIN, top_k=CANDIDATES)
+BLOCK_SIZES = {
+    "block": SIZES, "block_pairs": replace(SIZES, scorer=SelectorConfig(8, CANDIDATES))
+}  # fmt: skip
 
 
 def widen(model: LlamaForCausalLM, size: int) -> LlamaForCausalLM:
@@ -92,29 +93,15 @@ def widen(model: LlamaForCausalLM, size: int) -> LlamaForCausalLM:
     return wide.eval()
 
 
-def block_drafter(made: Prepared, target: LlamaForCausalLM, name: str) -> BlockDrafter:
-    """A trained block drafter, with a selector or without, from the folder of what was made."""
-    path = made.work / f"vllm_{name}"
-    if not (path / "config.json").is_file():
-        texts = list(made.rows)
-        if name == "block":
-            drafter = train_block_drafter(target, texts, SIZES, BLOCK_TRAINING)
-        else:
-            drafter = block_drafter(made, target, "block")
-            drafter.use_selector(train_selector(target, drafter, texts, SELECTOR_TRAINING).selector)
-        drafter.save_pretrained(path)
-    drafter = BlockDrafter.from_pretrained(path)
+def random_drafter(config: BlockDrafterConfig, target: LlamaForCausalLM) -> BlockDrafter:
+    """An untrained block drafter of the target, always the same."""
+    torch.manual_seed(0)
+    drafter = BlockDrafter(config).eval()
+    for weight in drafter.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.2)
     drafter.attach(target)
     return drafter
-
-
-def selector_of_heads(made: Prepared, target: LlamaForCausalLM) -> CandidateSelector:
-    """A trained selector of the draft heads, from the folder of what was made."""
-    path = made.work / "vllm_pairs"
-    if not path.is_dir():
-        trained = train_selector(target, made.model.heads, list(made.rows), SELECTOR_TRAINING)
-        trained.selector.save_pretrained(path)
-    return CandidateSelector.from_pretrained(path)
 
 
 def main() -> None:
@@ -143,22 +130,17 @@ def main() -> None:
         if [result.token_ids for result in results] != outputs:
             raise AssertionError(f"{name}: outputs differ from greedy decoding")
         calls[name] = sum(result.stats.target_calls for result in results)
-    selector = selector_of_heads(made, target)
-    made.model.heads.save_pretrained(folder / "pairs")
-    selector.save_pretrained(folder / "pairs" / SELECTOR_FOLDER)
-    with_pairs = BlockwiseLM(target, heads=SelectorHeads(made.model.heads, selector))
-    sources: dict[str, tuple[Any, Any, DraftConfig]] = {"pairs": (with_pairs, None, PAIRS)}
     medusa = MedusaHeads.from_target(target, made.model.heads.num_slots)
     save_medusa(medusa, folder / "medusa")
-    sources["medusa"] = (target, medusa, CHAIN)
-    for name, config in BLOCK_FOLDERS.items():
-        heads = block_drafter(made, target, name)
-        heads.save_pretrained(folder / name / DRAFTER_FOLDER)
-        sources[name] = (target, heads, config)
-    for name, (source, heads, config) in sources.items():
+    sources: dict[str, tuple[Any, DraftConfig]] = {"medusa": (medusa, CHAIN)}
+    for name, sizes in BLOCK_SIZES.items():
+        block = random_drafter(sizes, target)
+        block.save_pretrained(folder / name / DRAFTER_FOLDER)
+        sources[name] = (block, BLOCK)
+    for name, (heads, config) in sources.items():
         save_options(made, folder / name, config)
         results = [
-            generate(source, prompt, config, heads=heads, lm=made.lm, **options)
+            generate(target, prompt, config, heads=heads, lm=made.lm, **options)
             for prompt in prompts
         ]
         if [result.token_ids for result in results] != outputs:

@@ -27,7 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-FOLDERS = ("block", "block_pairs", "pairs", "medusa")  # the first one reads more layers than others
+FOLDERS = ("block", "block_pairs", "medusa")  # the first one reads more layers than heads do
 
 
 @pytest.fixture(scope="module")

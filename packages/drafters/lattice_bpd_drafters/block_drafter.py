@@ -34,10 +34,8 @@ from lattice_bpd_drafters.heads import OnePassHeads
 from lattice_bpd_drafters.layers import (
     BlockDrafterLayer,
     RMSNorm,
-    group_blocks,
     rotary,
     visible_in_cache,
-    visible_to_blocks,
 )
 from lattice_bpd_drafters.lilicorr import LiLiCorrScorer
 from lattice_bpd_drafters.scorers import MarkovHead, add_scorer, block_lattice
@@ -197,7 +195,7 @@ class BlockDrafter(OnePassHeads, nn.Module):
             ValueError: a static cache without positions for a block.
         """
         size = self.config.block_size
-        states = self._embed(anchors.unsqueeze(1)).squeeze(1)  # (B, K, D)
+        states = self._embed(anchors)
         starts = torch.tensor(cache.lengths, device=states.device)[:, None]
         positions = starts + torch.arange(size, device=states.device)
         cache.reserve(max(cache.lengths, default=0) + size)
@@ -216,50 +214,6 @@ class BlockDrafter(OnePassHeads, nn.Module):
             keys, values = cache.with_block(number, keys, values, positions)
             states = layer.finish(states, queries, keys, values, masks[kind])
         return self._slots(states)
-
-    def train_states(self, features: Tensor, token_ids: Tensor, anchors: Tensor) -> Tensor:
-        """The states of N blocks of each text at once, with gradients.
-
-        Args:
-            features: (B, T, n*D_target) float, the target's hidden states of whole texts.
-            token_ids: (B, T) int64, the texts, padded on the right.
-            anchors: (B, N) int64, the position of each block's anchor; the block sees the
-                features of the positions before it.
-
-        Returns:
-            (B, N, H, D) float, for `logits`.
-
-        Raises:
-            RuntimeError: `attach` was not called.
-        """
-        batch, blocks = anchors.shape
-        length = features.shape[1]
-        context = self._context(features)
-        before = torch.arange(length, device=anchors.device)[None]
-        context_angles = rotary(before, self.config, context.dtype)
-        groups, padded = group_blocks(anchors, length, self.config.block_size)
-        anchors = padded.view(batch * groups, -1)
-        tokens = token_ids.gather(1, padded).view(anchors.shape)
-        states = self._embed(tokens).flatten(1, 2)
-        steps = torch.arange(self.config.block_size, device=anchors.device)
-        angles = rotary((anchors.unsqueeze(-1) + steps).flatten(1), self.config, states.dtype)
-        masks: dict[tuple[bool, int | None], Tensor] = {}
-        for number, layer in enumerate(self._layers()):
-            kind = self._kind(number)
-            if kind not in masks:
-                masks[kind] = visible_to_blocks(
-                    length, anchors, len(steps), causal=kind[0], window=kind[1]
-                )
-            queries, keys, values = layer.project(states, angles)
-            earlier = [
-                part.repeat_interleave(groups, dim=0)
-                for part in layer.context(context, context_angles)
-            ]
-            keys = torch.cat([earlier[0], keys], dim=2)
-            values = torch.cat([earlier[1], values], dim=2)
-            states = layer.finish(states, queries, keys, values, masks[kind])
-        slots = self._slots(states.view(batch, -1, self.config.hidden_size))
-        return slots.view(batch, -1, self.num_slots, self.config.hidden_size)[:, :blocks]
 
     @property
     def output_embedding(self) -> nn.Module:
@@ -301,22 +255,6 @@ class BlockDrafter(OnePassHeads, nn.Module):
             ValueError: a drafter without a scorer, or top_k out of range.
         """
         return block_lattice(self, cache, anchors, top_k)
-
-    def use_selector(self, selector: CandidateSelector) -> None:
-        """Score transitions by a selector that was trained on this drafter.
-
-        Args:
-            selector: moved to the drafter's device and dtype, as a checkpoint holds it.
-
-        Raises:
-            ValueError: a selector of another size, or one with vectors of each slot.
-        """
-        config = self.config
-        selector.check_fit(config.vocab_size, config.hidden_size, None, "BlockDrafter.use_selector")
-        self.config = replace(config, scorer=selector.config)
-        self.config.check()
-        self.markov_head = self.lilicorr = None
-        self.candidate_selector = selector.to(self.fc.weight)
 
     def embed_candidates(self, token_ids: Tensor) -> Tensor:
         """(.., D) float, the target's input embeddings of tokens."""
@@ -370,27 +308,24 @@ class BlockDrafter(OnePassHeads, nn.Module):
         return context
 
     def _embed(self, anchors: Tensor) -> Tensor:
-        """(B, N, K, D) block inputs after anchor tokens (B, N): anchor, masks."""
+        """(B, K, D) block inputs after anchor tokens (B,): anchor, masks."""
         own, masks = self.embed_tokens, self.config.block_size - 1
         embedding = own if own is not None else self._target_embedding(0)
-        embedded = _look_up(embedding, anchors).to(self.fc.weight).unsqueeze(2)
+        embedded = _look_up(embedding, anchors).to(self.fc.weight).unsqueeze(1)
         mask: Tensor | None = self.mask_embedding
         if mask is None:
             mask_id = anchors.new_tensor(self.config.mask_token_id)
             mask = _look_up(embedding, mask_id).to(self.fc.weight)
-        block = torch.cat([embedded, mask.expand(*anchors.shape, masks, -1)], dim=2)
+        block = torch.cat([embedded, mask.expand(len(anchors), masks, -1)], dim=1)
         scale = self.config.embedding_scale
         return block if scale == 1.0 else block * scale
 
     def _slots(self, states: Tensor) -> Tensor:
-        """The states that predict, (B, H, D) or (B, N, H, D), after the final norm.
+        """The states that predict, (B, H, D), after the final norm.
 
         In the fill-in layout the anchor's output predicts nothing.
         """
-        size, slots = self.config.block_size, self.num_slots
-        batch, _, width = states.shape
-        blocks = states.view(batch, -1, size, width)[:, :, size - slots :]
-        normed: Tensor = self.norm(blocks.flatten(1, 2))
+        normed: Tensor = self.norm(states[:, states.shape[1] - self.num_slots :])
         return normed
 
     def _kind(self, layer: int) -> tuple[bool, int | None]:

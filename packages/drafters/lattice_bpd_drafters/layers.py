@@ -22,20 +22,18 @@ class GroupedConvolution(nn.Module):
                     (base[side, t, c] + delta[i, side, t, group(c)]) * in[i - t, c]
 
     delta is a linear function of the sublayer's normed input, for both sides; i counts from the
-    start of the block, so that no tap reads the context or another block. Initially the identity.
+    start of the block, so that no tap reads the context. Initially the identity.
 
     Args:
         config: sizes.
         hidden_size: D, a multiple of the group size.
-        block_size: K.
 
     Source: DFlash2, as its servers implement it (vLLM `qwen3_dflash2.py`).
     """
 
-    def __init__(self, config: ConvolutionConfig, hidden_size: int, block_size: int) -> None:
+    def __init__(self, config: ConvolutionConfig, hidden_size: int) -> None:
         super().__init__()
         self.taps, self.groups = config.kernel_size, hidden_size // config.group_size
-        self.block_size = block_size
         self.base_kernel = nn.Parameter(torch.zeros(2, self.taps, hidden_size))
         self.kernel_projection = nn.Linear(hidden_size, 2 * self.taps * self.groups, bias=False)
         with torch.no_grad():
@@ -46,24 +44,23 @@ class GroupedConvolution(nn.Module):
         """Convolve one side.
 
         Args:
-            inputs: (B, N*K, D) float, N blocks of each sequence one after the other.
-            normed: (B, N*K, D) float, the sublayer's normed input.
+            inputs: (B, K, D) float, blocks.
+            normed: (B, K, D) float, the sublayer's normed input.
             side: BEFORE or AFTER the sublayer.
 
         Returns:
-            (B, N*K, D) float.
+            (B, K, D) float.
         """
-        count = self.taps * self.groups
+        count, block_size = self.taps * self.groups, inputs.shape[1]
         weight = self.kernel_projection.weight[side * count : (side + 1) * count]
-        delta = F.linear(normed, weight).view(-1, self.block_size, self.taps, self.groups, 1)
+        delta = F.linear(normed, weight).view(-1, block_size, self.taps, self.groups, 1)
         base = self.base_kernel[side].view(self.taps, self.groups, -1)
-        kernel = (base + delta).flatten(3)  # (blocks, K, T, D)
-        blocks = inputs.reshape(-1, self.block_size, inputs.shape[-1])
-        output = kernel[:, :, 0] * blocks
-        for tap in range(1, min(self.taps, self.block_size)):
-            shifted = F.pad(blocks[:, :-tap], (0, 0, tap, 0))
+        kernel = (base + delta).flatten(3)  # (B, K, T, D)
+        output = kernel[:, :, 0] * inputs
+        for tap in range(1, min(self.taps, block_size)):
+            shifted = F.pad(inputs[:, :-tap], (0, 0, tap, 0))
             output = output + kernel[:, :, tap] * shifted
-        return output.view(inputs.shape)
+        return output
 
 
 Rotary = tuple[Tensor, Tensor]
@@ -214,7 +211,7 @@ class BlockDrafterLayer(nn.Module):
 def _convolution(config: BlockDrafterConfig) -> GroupedConvolution | None:
     if config.convolution is None:
         return None
-    return GroupedConvolution(config.convolution, config.hidden_size, config.block_size)
+    return GroupedConvolution(config.convolution, config.hidden_size)
 
 
 def visible_in_cache(positions: Tensor, end: int, *, causal: bool, window: int | None) -> Tensor:
@@ -233,54 +230,6 @@ def visible_in_cache(positions: Tensor, end: int, *, causal: bool, window: int |
     last = positions if causal else positions[:, -1:]
     visible = (keys <= last.unsqueeze(-1)).expand(-1, positions.shape[1], -1)
     return _within(visible, positions, keys.expand(len(positions), -1), window).unsqueeze(1)
-
-
-def visible_to_blocks(
-    length: int, anchors: Tensor, block_size: int, *, causal: bool, window: int | None
-) -> Tensor:
-    """The mask of all blocks of a text at once: a block sees no other block.
-
-    Args:
-        length: T, positions of the context.
-        anchors: (B, N) int64, position of each block's first token.
-        block_size: K.
-        causal: as in `visible_in_cache`.
-        window: likewise.
-
-    Returns:
-        (B, 1, N*K, T + N*K) bool; keys are the context, then the blocks.
-    """
-    batch, blocks = anchors.shape
-    steps = torch.arange(block_size, device=anchors.device)
-    queries = (anchors.unsqueeze(-1) + steps).flatten(1)  # (B, N*K)
-    context = torch.arange(length, device=anchors.device).expand(batch, -1)
-    before = context.unsqueeze(1) < anchors.unsqueeze(-1)  # (B, N, T)
-    own = torch.eye(blocks, dtype=torch.bool, device=anchors.device)
-    inner = torch.ones(block_size, block_size, dtype=torch.bool, device=anchors.device)
-    # kron: block n's rows see block n's columns.
-    within = torch.kron(own, inner.tril() if causal else inner).expand(batch, -1, -1)
-    visible = torch.cat([before.repeat_interleave(block_size, dim=1), within], dim=2)
-    return _within(visible, queries, torch.cat([context, queries], dim=1), window).unsqueeze(1)
-
-
-def group_blocks(anchors: Tensor, length: int, block_size: int) -> tuple[int, Tensor]:
-    """Groups of blocks whose attention scores are one matrix over the context and the group.
-
-    Groups of half the context's length balance the scores between blocks of a group, which are
-    computed for nothing, and the copies of the context's keys and values, one for each group.
-
-    Args:
-        anchors: (B, N) int64.
-        length: T, positions of the context.
-        block_size: K.
-
-    Returns:
-        The number G of groups, and anchors (B, M) with M >= N a multiple of G, the last repeated.
-    """
-    count = anchors.shape[1]
-    size = min(count, max(1, length // (2 * block_size)))
-    groups = -(-count // size)
-    return groups, torch.cat([anchors, anchors[:, -1:].expand(-1, groups * size - count)], dim=1)
 
 
 def _within(visible: Tensor, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:

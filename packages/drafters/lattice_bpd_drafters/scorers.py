@@ -20,11 +20,7 @@ from lattice_bpd_drafters.config import (
     SelectorConfig,
 )
 from lattice_bpd_drafters.lilicorr import LiLiCorrScorer
-from lattice_bpd_drafters.selector import (
-    CandidateSelector,
-    SlotCandidates,
-    candidates_of,
-)
+from lattice_bpd_drafters.selector import CandidateSelector, SlotCandidates, top_ids
 
 if TYPE_CHECKING:
     from lattice_bpd_drafters.block_drafter import BlockDrafter
@@ -138,12 +134,15 @@ def find_candidates(
 
     Args:
         drafter: attached to its target.
-        states: (B, H, D) float, of `draft_states` or `train_states`.
+        states: (B, H, D) float, of `draft_states`.
         anchors: (B,) int64.
         top_k: k.
     """
-    slots = candidates_of(drafter.logits(states), states, anchors, top_k)
-    return slots._replace(token_ids=drafter.to_target_ids(slots.draft_ids))
+    logits = drafter.logits(states).float()
+    ids = top_ids(logits, top_k)
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    token_ids = drafter.to_target_ids(ids)
+    return SlotCandidates(anchors, states, token_ids, ids, logits.gather(-1, ids), total)
 
 
 def _check_top_k(config: BlockDrafterConfig, top_k: int | None) -> int:
@@ -156,7 +155,7 @@ def _check_top_k(config: BlockDrafterConfig, top_k: int | None) -> int:
     if scorer is None:
         raise ValueError(
             "BlockDrafter.lattice: the drafter has no transition scores; use the logits of its "
-            "slots, or train a selector"
+            "slots"
         )
     most = config.draft_vocab_size or config.vocab_size or scorer.top_k
     most = min(most, scorer.top_k) if isinstance(scorer, LiLiCorrConfig) else most

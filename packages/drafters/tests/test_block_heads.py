@@ -169,9 +169,10 @@ def test_sequences_that_leave_and_rejoin_keep_their_context() -> None:
                 output = target()(torch.tensor([tokens[:-1]]), output_hidden_states=True)
                 features = torch.cat([output.hidden_states[i + 1] for i in (1, 3)], dim=-1)
                 made = model.heads.drafter  # type: ignore[union-attr]
-                anchors = torch.tensor([[len(tokens) - 1]])
-                alone = made.logits(made.train_states(features, torch.tensor([tokens]), anchors))
-            torch.testing.assert_close(together[row], alone[0, 0], rtol=1e-4, atol=1e-4)
+                cache = made.new_cache(1)
+                made.append(cache, features, [len(tokens) - 1])
+                alone = made.logits(made.draft_states(cache, torch.tensor(tokens[-1:])))
+            torch.testing.assert_close(together[row], alone[0], rtol=1e-4, atol=1e-4)
 
 
 def test_reduced_draft_vocabulary() -> None:

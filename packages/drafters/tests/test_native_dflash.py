@@ -18,8 +18,8 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lattice_bpd.models.forward import read_features
 from lattice_bpd_drafters.block_drafter import BlockDrafter
-from lattice_bpd_drafters.features import read_features
 
 if not hasattr(transformers, "MuseGlimmerAssistantModel"):
     pytest.skip(
@@ -154,7 +154,9 @@ def test_drafts_are_those_of_the_native_generator(name, target, tmp_path, monkey
     cache = drafter.new_cache(1)
     for step in steps:
         start, end = cache.lengths[0], step.length - 1
-        features = read_features(target, greedy[:, :end], drafter.hidden_layers).features
+        with torch.no_grad():
+            output = target(greedy[:, :end], use_cache=False, output_hidden_states=True)
+        features = read_features(target, output, drafter.hidden_layers)
         drafter.append(cache, features[:, start:], [end - start])
         states = drafter.draft_states(cache, greedy[:, end])
         logits = drafter.logits(states)[0]

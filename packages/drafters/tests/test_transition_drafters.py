@@ -68,18 +68,6 @@ def test_scores_are_those_of_the_formulas(name):
     assert found.start.dtype == found.transitions.dtype == found.scores.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["dflash2", "three_taps", "lilicorr_convolved"])
-def test_convolutions_stay_within_blocks(name):
-    """All blocks of a text at once give the states of one block after a cache."""
-    drafter = build(name)
-    ids, features = texts()
-    cache = drafter.new_cache(1)
-    drafter.append(cache, features[:1, :9], [9])
-    states = drafter.draft_states(cache, ids[0, 9:10])
-    at_once = drafter.train_states(features[:1], ids[:1], torch.tensor([[2, 9, 5]])).detach()
-    torch.testing.assert_close(at_once[:, 1], states, rtol=0, atol=1e-5)
-
-
 FORMATS = {
     **{name: ["z-lab"] for name in DRAFTERS},
     "dspark": ["z-lab", "deepspec", "speculators"],

@@ -5,7 +5,7 @@ The directory is a plain `transformers` checkpoint of the target, plus those of 
     config.json, model.safetensors, ...          the target, as `PreTrainedModel` writes it
     blockwise_heads.safetensors, ..heads.json    BlockwiseHeads (`head_files`), or
     heads.safetensors, heads.json                VocabularyHeads (`head_files`), or
-    block_drafter/, selector/, ..                heads of other distributions (`HeadFormat`)
+    block_drafter/, ..                           heads of other distributions (`HeadFormat`)
     first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
 
 The target is written first, and the heads' JSON last, each renamed from a temporary name, so a
@@ -58,7 +58,7 @@ class HeadFormat:
 
         Returns:
             What the core still has to write: the heads if they are of another kind or SavedHeads,
-            heads that they contain, or None.
+            or None.
         """
         raise NotImplementedError
 

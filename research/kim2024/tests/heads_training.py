@@ -8,21 +8,17 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from blockwise_models import VOCAB, looping_text
 from lattice_bpd.watcher import Watcher
-from lattice_bpd_drafters.block_run import BlockJob, run_block_job
-from lattice_bpd_drafters.selector_run import SelectorJob, run_selector_job
 from lattice_bpd_kim2024.heads.job import HeadJob
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.rescorer import RescorerJob, run_rescorer_job
@@ -31,11 +27,10 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import; the fork server does not see this folder.
 CONTEXT.set_forkserver_preload(
     ["lattice_bpd_kim2024.heads.run", "lattice_bpd_kim2024.rescorer"]
-    + ["lattice_bpd_drafters.block_run", "lattice_bpd_drafters.selector_run"]
     + [f"transformers.models.{n}.modeling_{n}" for n in ("gpt2", "llama", "mistral", "gemma2")]
 )
 
-Job = HeadJob | BlockJob | RescorerJob | SelectorJob
+Job = HeadJob | RescorerJob
 T = 16
 HEADS = 3
 SMALL = {"hidden_size": 16, "num_layers": 1, "num_attention_heads": 2, "max_positions": 32}
@@ -135,10 +130,6 @@ def run_child(
     try:
         if isinstance(job, HeadJob):
             train_heads(job, Watching(on_step))
-        elif isinstance(job, SelectorJob):
-            run_selector_job(job, Watching(on_step))
-        elif isinstance(job, BlockJob):
-            run_block_job(job, Watching(on_step))
         else:
             run_rescorer_job(job, Watching(on_step))
     except (ValueError, OSError) as error:
@@ -182,24 +173,6 @@ def nothing() -> None:
     """Prepares nothing."""
 
 
-def start_two(
-    job: Job,
-    folder: Path,
-    prepare: Callable[[], Callable[[int], None] | None] = nothing,
-) -> list[Child]:
-    """A run of two processes; `prepare` knows its number as os.environ["RANK"]."""
-    if not torch.distributed.is_gloo_available():
-        pytest.skip("torch without gloo")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        Child(job, prepare, folder / f"words-{rank}", RANK=rank, LOCAL_RANK=rank, **common)
-        for rank in ("0", "1")
-    ]
-
-
 def signal_at(number: int, step: int) -> Callable[[int], None]:
     """Prepares a child that gets a signal after a step."""
     return lambda steps: signal.raise_signal(number) if steps == step else None
@@ -225,15 +198,3 @@ def check_resumed(job: Any, run: Callable[[Any], Any], folder: Path) -> tuple[An
     assert_same_result(job.output, plain.output)
     assert not (job.output / "training").exists()
     return plain, resumed
-
-
-def check_two_processes(job: Any, run: Callable[[Any], Any], folder: Path) -> None:
-    """Two processes train what one does, but for rounding."""
-    run(dataclasses.replace(job, output=folder / "plain"))
-    for child in start_two(job, folder):
-        status, words = child.wait()
-        assert status == 0, words
-    weights, expected = read_weights(job.output), read_weights(folder / "plain")
-    assert weights.keys() == expected.keys()
-    for name, weight in weights.items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-4)
