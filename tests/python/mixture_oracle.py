@@ -123,8 +123,7 @@ class OracleMixture:
         text: tokens.
         weights: (S + 1, bins), the last row of the tokens that no source proposes.
         lms: n-gram LMs.
-        heads: (token ids (H, k), log probabilities (H, k), and None or transitions (H-1, k, k)), or
-            None if heads are no source.
+        heads: (token ids (H, k), log probabilities (H, k)), or None if heads are no source.
         store: tokens of other texts joined by -2; None: no source.
         predictions: of the target: (history, {token: P}) in order; None: no source.
     """
@@ -134,7 +133,6 @@ class OracleMixture:
     ):
         self.text, self.weights, self.lms = list(text), np.asarray(weights), lms
         self.heads, self.has_text, self.store = heads, has_text, store
-        self.has_pairs = heads is not None and len(heads) > 2 and heads[2] is not None
         self.table = None if predictions is None else target_table(predictions)
 
     def proposals(self, path):
@@ -145,9 +143,6 @@ class OracleMixture:
             probs = {}
             if len(path) < len(self.heads[0]):
                 ids, log_probs = self.heads[0][len(path)], self.heads[1][len(path)]
-                before = list(self.heads[0][len(path) - 1]) if path and self.has_pairs else []
-                if path and path[-1] in before:
-                    log_probs = log_probs + self.heads[2][len(path) - 1, before.index(path[-1])]
                 probs = {int(i): math.exp(p) for i, p in zip(ids, log_probs, strict=True)}
             parts.append((probs, [1 + top_bin(max(probs.values())) if probs else 0], 6))
         for lm in self.lms:
@@ -161,7 +156,7 @@ class OracleMixture:
             probs, length, top = target_proposals(self.table, history)
             parts.append((probs, [length, 7 + top_bin(top)], 12))
         others = [probs for probs, *_ in parts[self.heads is not None :] if probs]
-        if self.heads is not None and parts[0][0] and others and not self.has_pairs:
+        if self.heads is not None and parts[0][0] and others:
             heads = parts[0][0]
             scaled = {
                 token: p

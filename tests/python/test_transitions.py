@@ -2,7 +2,6 @@
 
 import math
 import pickle
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -240,25 +239,3 @@ def test_dot_has_an_arc_for_each_pair_of_candidates() -> None:
         '"2.0" -> 3 [label="5 4.00", style=bold];',
         '"2.0" -> 3 [label="4 0.00"];',
     ]
-
-
-def test_sources_of_a_mixture_get_logs_of_the_rows() -> None:
-    """Of candidates alone, after each candidate before; log probabilities stay as they are."""
-    rng = np.random.default_rng(2)
-    ids = np.argsort(rng.random((2, 3, 6)), axis=2)[:, :, :4].astype(np.int32)
-    scores = rng.normal(size=(2, 3, 4)).astype(np.float32)
-    pairs = rng.normal(size=(2, 2, 4, 4)).astype(np.float32)
-    scores[0, 1, 2] = scores[1, 2] = -np.inf
-    start = np.zeros((2, 4), np.float32)
-    lattice = LatticeInput(ids, scores, start, pairs)
-    _, logs, changes = lattice.to_source_scores("test")
-    rows = np.exp(scores[:, 1:, None] + pairs)
-    with np.errstate(invalid="ignore"):
-        expected = np.nan_to_num(rows / rows.sum(axis=-1, keepdims=True))
-        first = np.nan_to_num(np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True))
-    np.testing.assert_allclose(np.exp(logs), first, rtol=1e-5)
-    np.testing.assert_allclose(np.exp(logs[:, 1:, None] + changes), expected, rtol=1e-5)
-    assert np.isfinite(changes).all()
-    kept = replace(lattice, are_log_probs=True).to_source_scores("test")
-    np.testing.assert_array_equal(kept[1], scores)
-    np.testing.assert_array_equal(kept[2], pairs)

@@ -151,22 +151,29 @@ void MixtureText::ProposeOfHeads(int source, int slot, Symbol token, const HeadC
   const TokenId* token_ids = heads.token_ids + row;
   const double* probs = head_probs_.data() + row;
   if (heads.transitions != nullptr) {
-    std::size_t before = 0;  // the candidate of the slot before
-    while (slot > 0 && before < k && static_cast<Symbol>(token_ids[before - k]) != token) ++before;
-    if (slot > 0 && before < k) {
-      const float* arcs = heads.transitions + (static_cast<std::size_t>(slot - 1) * k + before) * k;
-      const std::size_t padded = (k + 7) / 8 * 8;
-      head_scratch_.assign(2 * padded, -std::numeric_limits<double>::infinity());
-      for (std::size_t c = 0; c < k; ++c) {
-        const float score = heads.log_probs[row + c];
-        if (score > -std::numeric_limits<float>::infinity()) {
-          head_scratch_[c] = double{score} + double{arcs[c]};
-        }
+    const float* arcs = nullptr;  // from the candidate of the slot before
+    for (std::size_t a = 0; slot > 0 && a < k; ++a) {
+      if (static_cast<Symbol>(token_ids[a - k]) == token) {
+        arcs = heads.transitions + (static_cast<std::size_t>(slot - 1) * k + a) * k;
       }
-      TakeExponentials(head_scratch_.data(), static_cast<std::uint32_t>(padded), 0.0,
-                       head_scratch_.data() + padded);
-      probs = head_scratch_.data() + padded;
     }
+    const std::size_t padded = (k + 7) / 8 * 8;
+    head_scratch_.assign(2 * padded, -std::numeric_limits<double>::infinity());
+    double greatest = -std::numeric_limits<double>::infinity();
+    for (std::size_t c = 0; c < k; ++c) {
+      const float score = heads.log_probs[row + c];
+      if (score == -std::numeric_limits<float>::infinity()) continue;
+      head_scratch_[c] = double{score} + (arcs == nullptr ? 0.0 : double{arcs[c]});
+      greatest = std::max(greatest, head_scratch_[c]);
+    }
+    if (greatest == -std::numeric_limits<double>::infinity()) return;
+    double* normalized = head_scratch_.data() + padded;
+    TakeExponentials(head_scratch_.data(), static_cast<std::uint32_t>(padded), greatest,
+                     normalized);
+    double sum = 0.0;
+    for (std::size_t c = 0; c < k; ++c) sum += normalized[c];
+    for (std::size_t c = 0; c < k; ++c) normalized[c] /= sum;
+    probs = normalized;
   } else if (num_others > 0) {
     // Slots know nothing of each other. So that drafts are consistent, probabilities are multiplied
     // by the root of their mean in the other sources; their sum stays.
@@ -332,6 +339,7 @@ std::shared_lock<std::shared_mutex> MixtureText::Begin(const HeadCandidates& hea
       throw ValueError("MixtureText: a score of the heads is NaN or +inf");
     }
   }
+  if (heads.transitions != nullptr) return lock;
   const std::size_t padded = (cells + 7) / 8 * 8;
   head_scratch_.assign(padded, 0.0);
   head_probs_.resize(padded);

@@ -24,8 +24,8 @@ constexpr int kMaxMixtureNodes = 1 << 12;
 struct HeadCandidates {
   const TokenId* token_ids = nullptr;
   const float* log_probs = nullptr;  // natural logs; -inf masks
-  // (slots - 1, top_k, top_k): what is added to the logs of a slot's candidates after each one of
-  // the slot before, or null
+  // (slots - 1, top_k, top_k): scores of a slot's candidates after those of the slot before, or
+  // null
   const float* transitions = nullptr;
   int num_slots = 0;
   int top_k = 0;

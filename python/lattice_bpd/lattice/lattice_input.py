@@ -216,20 +216,19 @@ class LatticeInput:
     ) -> tuple[npt.NDArray[np.int32], Float32Array, Float32Array | None]:
         """Token ids, log probabilities and transitions, as a source of a mixture takes them.
 
-        Transitions are added to the log probabilities of a slot where the token before it is a
-        candidate. Unless `are_log_probs`, probabilities are those of the candidates alone.
+        With transitions the second array has scores, which are normalized after each token; else
+        it has log probabilities, of the candidates alone unless `are_log_probs`.
 
         Raises:
             TypeError, ValueError: as `to_sausages`.
         """
         token_ids, unary, transitions = self._host_arrays(where)
-        if not self.are_log_probs:
-            rows = None if transitions is None else unary[:, 1:, None, :] + transitions
-            unary = _normalize(unary)
-            if rows is not None:
-                with np.errstate(invalid="ignore"):
-                    changes = _normalize(rows) - unary[:, 1:, None, :]
-                transitions = np.nan_to_num(changes, copy=False, nan=0.0)  # masked candidates
+        if transitions is None and not self.are_log_probs:
+            top = unary.max(axis=-1, keepdims=True)
+            top = np.where(np.isneginf(top), np.float32(0.0), top)  # a masked slot
+            with np.errstate(divide="ignore"):
+                unary = unary - top - np.log(np.exp(unary - top).sum(axis=-1, keepdims=True))
+            unary = np.where(np.isnan(unary), np.float32(-np.inf), unary)
         return token_ids, np.ascontiguousarray(unary, np.float32), transitions
 
     def _unary_scores(self, scores: Float32Array, start: Float32Array | None) -> Float32Array:
@@ -339,15 +338,6 @@ def _take(array: Any, index: Any, axis: int) -> Any:
     import torch
 
     return torch.take_along_dim(array, index, dim=axis)
-
-
-def _normalize(scores: Float32Array) -> Float32Array:
-    """Natural logs of the softmax over the last axis; all -inf where all are masked."""
-    top = scores.max(axis=-1, keepdims=True)
-    top = np.where(np.isneginf(top), np.float32(0.0), top)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = scores - top - np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
-    return np.where(np.isnan(logs), np.float32(-np.inf), logs)
 
 
 def _to_float32(array: Any) -> Any:

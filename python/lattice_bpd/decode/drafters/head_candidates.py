@@ -57,9 +57,9 @@ class HeadCandidates(NamedTuple):
 
     Attributes:
         token_ids: (B, H, k) int32.
-        log_probs: (B, H, k) float32, natural logs of the heads' probabilities; -inf masks.
-        transitions: (B, H-1, k, k) float32, what is added to these logs after a candidate of the
-            slot before, or None.
+        log_probs: (B, H, k) float32, natural logs of the heads' probabilities; -inf masks. With
+            transitions scores, since the distribution of a slot depends on the token before it.
+        transitions: (B, H-1, k, k) float32, or None.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -87,8 +87,7 @@ def read_head_candidates(states: Sequence[DecodeState], top_k: int) -> HeadCandi
     start = time.perf_counter()
     if isinstance(outputs, LatticeInput):
         lattice = outputs.cut(outputs.num_slots, top_k)
-        is_plain = lattice.are_log_probs and lattice.transitions is None
-        if is_plain and isinstance(lattice.scores, torch.Tensor):
+        if lattice.are_log_probs and isinstance(lattice.scores, torch.Tensor):
             # Nothing to normalize; the core checks ids and scores.
             heads = HeadCandidates(
                 lattice.token_ids.int().contiguous().cpu().numpy(),
