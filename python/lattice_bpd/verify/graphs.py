@@ -123,8 +123,8 @@ def find_record_refusal(target: Any, rows: Rows) -> str | None:
         return f"{name} keeps more than keys and values"
     if len(devices) > 1:
         return f"{name} is on several devices"
-    if len({part.shape[3] for part in rows.buffers}) > 1:
-        return "the cache holds images"
+    if base.config.get_text_config(decoder=True) is not base.config:
+        return f"{name} reads more than text, and may keep positions of images outside its cache"
     if target.limits.capacity is not None or target.limits.varies_from is not None:
         return f"{name} counts the tokens of a call or a text on the host"
     if any(has_own_call(module) for module in base.modules()):
