@@ -244,6 +244,18 @@ def test_memory_of_buffers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(graphs.facts_of(model)["recorded"]) == 2
 
 
+def test_calls_whose_logits_do_not_fit_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh_target("llama")
+    target, _, lent = lent_state(model, [[3, 1, 4], [1, 5, 9]])
+    trees = [PrefixTree.from_drafts(7, [[1, 2, 3]])] * 2
+    most = 2 * 4 * VOCAB * 8 / 0.3
+    for free, made in ((0.99 * most, 0), (1.01 * most, 1)):
+        monkeypatch.setattr(graphs, "free_memory", lambda _device, free=free: free)
+        lent.recorded._calls.clear()
+        verify_trees(target, lent, trees)
+        assert Recording.made == made
+
+
 def test_texts_that_outgrow_the_buffers_go_on_without() -> None:
     model = fresh_target("llama")
     record_calls(model)

@@ -76,9 +76,10 @@ def lend_rows(target: Any, rows: Rows, num_rows: int, positions: int) -> Rows:
         positions: of the longest text, with its new tokens and drafts.
     """
     base = getattr(target, "base", None)
-    if base is None or not _WANTED.get(base, True) or not is_recordable(target.device):
+    if base is None or not is_recordable(target.device):
         return rows
-    lent = _lend(target, base, rows, num_rows, positions)
+    is_wanted = _WANTED.get(base, True)
+    lent = _lend(target, base, rows, num_rows, positions) if is_wanted else rows
     target.is_recorded = lent.recorded is not None
     return lent
 
@@ -219,9 +220,9 @@ class RecordedCalls:
         num_rows = _power(len(trees))
         key = (num_rows, size, num_predictions, target.feature_layers)
         if key not in self._calls:
-            expected = read()
             shape = self._calls[key] = self._record(target, key)
             if shape is not None:
+                expected = read()
                 replayed = shape.run(trees, state.lengths)
                 if _match(target.base, trees, replayed.output.logits, expected):
                     return replayed
@@ -236,7 +237,11 @@ class RecordedCalls:
         _LOGGER.info("calls are not recorded: %s", refusal)
 
     def _record(self, target: Any, key: tuple[int, int, int, tuple[int, ...]]) -> _Shape | None:
-        if "record refusal" in facts_of(target.base):
+        numbers = (
+            key[0] * key[1] * target.vocab_size
+        )  # logits, and in float32 those that are sorted
+        too_large = numbers * (target.dtype.itemsize + 4) > _SHARE * free_memory(target.device)
+        if too_large or "record refusal" in facts_of(target.base):
             return None
         shape = _Shape(self._buffers, *key[:3], device=target.device)
         try:

@@ -37,7 +37,7 @@ class Options:
         records: of each sequence, filled by the loop; None: nothing is recorded.
         caches: KV caches that the texts continue, and that are filled with them; None: none.
         constraint: constraint on the new tokens; None: no constraint.
-        max_draft_nodes: most draft tokens of a call, for which a static cache needs capacity.
+        max_draft_nodes: most draft tokens of a call.
         reread_length: tokens of a text at which the target's own `generate` drops its cache and
             reads the whole text again; None: it never does. Set when the prompts are read.
         certificate: whether to certify the output; "report": the verdict "different" does not
