@@ -68,8 +68,9 @@ def measure(
     rng = np.random.default_rng(0)
     with CallCounter(target.base) as counter:
         CausalLMTarget(target.base).refuses_tree()  # probes of the target, with the hook, are calls
+        longest = max([*target.tune_prompts, *target.prompts], key=len)  # some are of its length
         for line in lines:
-            line.decode(target.tune_prompts[0])
+            line.decode(longest)
         for turn in range(rounds + 1):
             start = time.perf_counter()
             for line in lines:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lattice_bpd import _core
 from lattice_bpd.models.hooks import device_of
+from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import read_parts, read_tokens, texts_match
@@ -210,10 +211,16 @@ def reset_frequencies(base: Any) -> None:
         base(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(base)), use_cache=False)
 
 
-@torch.inference_mode()
 def _reads_equally(target: Any, start: int) -> bool:
     """Whether tokens after position `start` + 1 are read in one call as one after another."""
+    facts, key = facts_of(target.base), ("reads equally", start)
+    if key not in facts:
+        facts[key] = _compare_calls(target, start)
+    return bool(facts[key])
 
+
+@torch.inference_mode()
+def _compare_calls(target: Any, start: int) -> bool:
     def read(tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         prompt, following = tokens[:2], tokens[2:]
         together = read_parts(target, prompt, [following], start)
