@@ -35,7 +35,7 @@ from lattice_bpd.verify.greedy import Predictions
 from lattice_bpd.verify.layout import mask_positions
 from lattice_bpd.verify.memory import free_memory, is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.rounding import rounding_bound
+from lattice_bpd.verify.rounding import logits_match
 from lattice_bpd.verify.rows import Rows
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -237,9 +237,7 @@ class RecordedCalls:
         _LOGGER.info("calls are not recorded: %s", refusal)
 
     def _record(self, target: Any, key: tuple[int, int, int, tuple[int, ...]]) -> _Shape | None:
-        numbers = (
-            key[0] * key[1] * target.vocab_size
-        )  # logits, and in float32 those that are sorted
+        numbers = key[0] * key[1] * target.vocab_size  # of logits, also kept in float32
         too_large = numbers * (target.dtype.itemsize + 4) > _SHARE * free_memory(target.device)
         if too_large or "record refusal" in facts_of(target.base):
             return None
@@ -382,8 +380,8 @@ class CudaRecording:
 def _match(base: Any, trees: Sequence[PrefixTree], logits: Tensor, expected: Tensor) -> bool:
     """Whether logits of some of the trees' nodes are those expected, up to rounding.
 
-    No logit of float32 differs by more than rounding, nor all together by a fifth of their
-    deviation from the mean, which is far above the rounding of 16 bits. NaN is reported elsewhere.
+    Instead of those in a wrong context, which are not known, the mean of a token's logits is what
+    `logits_match` compares with. NaN is reported elsewhere.
     """
     nodes = [(0, node) for node in range(min(len(trees[0]), _COMPARED))]
     nodes += [(row, len(tree) - 1) for row, tree in enumerate(trees)]
@@ -392,11 +390,8 @@ def _match(base: Any, trees: Sequence[PrefixTree], logits: Tensor, expected: Ten
     if bool(plain.isnan().any()):
         return True
     is_known = plain.isfinite()
-    plain = torch.where(is_known, plain, 0.0)
-    differences = torch.where(is_known, own - plain, 0.0)
-    spread = (plain - plain.mean(dim=-1, keepdim=True)).norm()
-    most = 8.0 * rounding_bound(base) * plain.abs().max()
-    return bool((differences.abs().max() <= most) & (differences.norm() <= 0.2 * spread))
+    own, plain = (torch.where(is_known, part, 0.0) for part in (own, plain))
+    return logits_match(base, own, plain, plain.mean(dim=-1, keepdim=True))
 
 
 def is_recordable(device: torch.device) -> bool:
