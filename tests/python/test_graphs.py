@@ -25,13 +25,15 @@ import tiny_models
 from architectures import Architecture, list_architectures
 from blockwise_models import model_of
 from config_overrides import NOT_BUILT
+from lattice_bpd import _core
 from lattice_bpd.build.call_costs import measure_costs
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.loop import decode as decode_module
-from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads, as_draft_heads
+from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, Sampled, graphs, record_calls
 from lattice_bpd.verify.graphs import RecordedCalls
-from lattice_bpd.verify.greedy import greedy_tokens
+from lattice_bpd.verify.greedy import follow_by_index, greedy_tokens
 from lattice_bpd.verify.rows import Rows
 from lattice_bpd.verify.verification import follow_greedy, follow_tokens, verify_trees
 from lattice_bpd_conformance.cases import Case, random_prompts
@@ -119,6 +121,77 @@ def test_predictions_and_heads_of_a_replayed_call() -> None:
     assert again == sampled != plain[0].token_ids
 
 
+def random_tree(rng: np.random.Generator) -> PrefixTree:
+    """Of up to eight nodes, no two siblings alike."""
+    parents = [-1, *(int(rng.integers(0, n)) for n in range(1, int(rng.integers(1, 9))))]
+    return PrefixTree(rng.permutation(VOCAB)[: len(parents)].tolist(), parents)
+
+
+class Reversed:
+    """Selects the least probable tokens."""
+
+    ended = False
+
+    def choose(self, logits: torch.Tensor, candidates: Any) -> int:  # noqa: ARG002
+        return int(logits.argmin())
+
+
+def random_heads(hidden_size: int, seed: int) -> VocabularyHeads:
+    torch.manual_seed(seed)
+    heads = VocabularyHeads(range(0, VOCAB, 2), hidden_size, VOCAB, num_slots=3, inner_size=16)
+    torch.nn.init.normal_(heads.outer_weight)
+    return heads.eval()
+
+
+def test_heads_are_read_in_a_replayed_call() -> None:
+    """Of every text after its last token; other heads are recorded anew, and selectors without."""
+    model, rng = fresh_target("llama"), np.random.default_rng(5)
+    prompts = rng.integers(0, VOCAB, (3, 11)).tolist()
+    target, _, lent = lent_state(model, prompts)
+    for seed in (1, 2, 1):
+        heads = random_heads(model.config.hidden_size, seed)
+        made, draft_heads = Recording.made, as_draft_heads(heads, target)
+        assert isinstance(draft_heads, HiddenStateHeads)
+        for _ in range(6):
+            trees = [random_tree(rng) for _ in prompts]
+            verified = verify_trees(target, lent, trees, heads=draft_heads.in_call).sequences
+            hidden = torch.stack([one.hidden for one in verified])
+            exact = torch.tensor([one.token_ids[-1] for one in verified])
+            with torch.inference_mode():
+                expected = heads.lattice(hidden, exact)
+            for number, one in enumerate(verified):
+                assert one.candidates is not None
+                assert torch.equal(one.candidates.token_ids[0], expected.token_ids[number])
+                torch.testing.assert_close(one.candidates.scores[0], expected.scores[number])
+        assert Recording.made > made
+        assert len({key.heads for key in lent.recorded._calls}) == 1
+    verified = verify_trees(
+        target, lent, [random_tree(rng) for _ in prompts], layout="tree",
+        selectors=[Reversed()] * 3, heads=draft_heads.in_call,
+    ).sequences  # fmt: skip
+    assert all(one.candidates is None for one in verified)
+
+
+def test_drafts_of_heads_in_replayed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are read outside of a call after the prompt alone."""
+    model, output = fresh_target("llama"), generated("llama")[0]
+    heads, calls = random_heads(model.config.hidden_size, 3), []
+    inner = VocabularyHeads.lattice
+
+    def count(own: Any, hidden: torch.Tensor, exact_tokens: torch.Tensor) -> Any:
+        calls[-1] += 1
+        return inner(own, hidden, exact_tokens)
+
+    monkeypatch.setattr(VocabularyHeads, "lattice", count)
+    for on in (False, True):
+        record_calls(model, on=on)
+        calls.append(0)
+        result = generate(model, PROMPTS[0], heads=heads, **OPTIONS)
+        assert result.token_ids == output
+    assert calls[0] > 5
+    assert calls[1] == 1
+
+
 @pytest.mark.parametrize("architecture", CHOSEN, ids=lambda one: one.name)
 def test_architectures_are_recorded_or_decode_as_before(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch, record_property: Any
@@ -154,16 +227,18 @@ def test_what_a_replayed_call_returns() -> None:
     target, plain, lent = lent_state(model, prompts)
     assert lent.recorded is not None
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for _ in range(30):
-        trees = []
-        for _ in prompts:
-            parents = [-1, *(int(rng.integers(0, n)) for n in range(1, int(rng.integers(1, 9))))]
-            ids = rng.integers(0, VOCAB, len(parents)).tolist()
-            trees.append(PrefixTree(ids, parents))
+    shapes = set()
+    for number in range(30):
+        trees = [random_tree(rng) for _ in prompts]
+        selectors = [Reversed()] * 3 if number % 3 == 0 else None
         first, second = (
-            verify_trees(target, state, trees, layout="tree", num_predictions=3, keep_hidden=True)
+            verify_trees(
+                target, state, trees, layout="tree", num_predictions=3, keep_hidden=True,
+                selectors=selectors,
+            )
             for state in (plain, lent)
-        )
+        )  # fmt: skip
+        shapes.add(second.shape)
         for one, other in zip(first.sequences, second.sequences, strict=True):
             assert one.token_ids == other.token_ids
             torch.testing.assert_close(one.states, other.states, atol=1e-4, rtol=1e-4)
@@ -177,7 +252,7 @@ def test_what_a_replayed_call_returns() -> None:
             kept.append((other.hidden, other.hidden.clone()))
         assert plain.lengths == lent.lengths
     assert all(torch.equal(one, before) for one, before in kept)  # later calls leave them
-    assert second.shape == (4, 8)
+    assert (4, 8) in shapes
 
 
 def test_padding_that_holds_no_number_reaches_no_text() -> None:
@@ -376,12 +451,23 @@ def test_choices_made_on_the_device_are_followed_alike(count: int) -> None:
     for node in range(1, count):
         shapes = [[*shape, parent] for shape in shapes for parent in range(node)]
     for parents in shapes:
-        for _ in range(4):
-            logits = torch.from_numpy(rng.normal(size=(1, 8, 3)).astype(np.float32))
-            tree = PrefixTree([0, *rng.integers(0, 3, count - 1).tolist()], parents)
-            choices = greedy_tokens(logits).flatten().tolist()
+        for _ in range(12):
+            logits = torch.from_numpy(rng.normal(size=(1, 8, 4)).astype(np.float32))
+            order = rng.permuted(np.tile(np.arange(4), (count, 1)), axis=1)
+            ids = [order[parent, parents[:n].count(parent)] for n, parent in enumerate(parents)]
+            tree = PrefixTree(ids, parents)  # siblings differ
+            best = greedy_tokens(logits)
+            choices = best.flatten().tolist()
             expected = follow_greedy([tree], logits, None)
             assert follow_tokens(choices, [tree], logits, None) == expected
+            ids, _ = _core.tree_inputs([tree], [7], 8)
+            attends = torch.from_numpy(_core.node_masks([tree], 8))
+            last, moved = follow_by_index(
+                torch.from_numpy(ids), best, attends, torch.tensor([count])
+            )
+            nodes = expected[0][0]
+            assert last.tolist() == nodes[-1:]
+            assert moved.tolist() == [[*nodes, *range(len(nodes), 8)]]
             choices[expected[0][0][-1]] = -1
             with pytest.raises(ValueError, match="logits hold NaN"):
                 follow_tokens(choices, [tree], logits, None)

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"lines": 27_463, "public names": 97}
+LIMITS = {"lines": 27_640, "public names": 97}
 OPTIONS = 129
 STATE = "lattice_bpd.decode.state"
 KNOWN_PAIRS = {(f"{STATE}.sequence", f"{STATE}.model")}  # heads read sequences, which have a model
 STEPS = {  # by what a step measures
-    "text": {"files": 14, "lines": 3_369, "functions": 50},
-    "text, LM and heads": {"files": 20, "lines": 4_716, "functions": 69},
+    "text": {"files": 14, "lines": 3_442, "functions": 49},
+    "text, LM and heads": {"files": 20, "lines": 4_821, "functions": 68},
 }
 
 

@@ -74,6 +74,7 @@ class VocabularyHeads(SavedHeads):
         self.outer_weight = nn.Parameter(torch.zeros(num_slots * hidden_size, inner_size))
         self.outer_bias = nn.Parameter(torch.zeros(num_slots, hidden_size))
         self._target: tuple[Any, Any, Tensor, Tensor | None] | None = None
+        self._versions: list[Any] = []  # of the target's weights, when they were taken
         self._packed: tuple[Any, ...] = ()
         if not self.token_ids.is_meta:
             self._check_tensors()
@@ -91,6 +92,10 @@ class VocabularyHeads(SavedHeads):
             ValueError: another width or vocabulary.
         """
         output = base.get_output_embeddings()
+        bias = getattr(output, "bias", None)
+        versions = [version_of(one) for one in (output.weight, bias) if one is not None]
+        if versions == self._versions and not output.weight.is_meta:
+            return
         found, expected = tuple(output.weight.shape), (self.vocab_size, self.hidden_size)
         if found != expected:
             raise ValueError(
@@ -98,6 +103,7 @@ class VocabularyHeads(SavedHeads):
                 f"target has one of {found}; use heads that were trained on this target"
             )
         self._target = base.get_input_embeddings(), output, *take_rows(output, self.token_ids)
+        self._versions = versions
 
     def draft_states(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """States whose products with the output embedding are the logits.
@@ -138,6 +144,13 @@ class VocabularyHeads(SavedHeads):
             self._target = embed, output, rows, bias
         return rows, bias
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that `lattice_on_device` reads, after `attach`."""
+        assert self._target is not None
+        rows = [one for one in self.output_rows() if one is not None]
+        return [*self.parameters(), self.token_ids, *self._target[0].parameters(), *rows]
+
     def draft_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """(N, H, K) logits over the draft vocabulary; see `draft_states`."""
         rows, bias = self.output_rows()
@@ -159,6 +172,13 @@ class VocabularyHeads(SavedHeads):
         is_one = len(hidden) == 1 and hidden.device.type == "cpu" and not torch.is_grad_enabled()
         if is_one and self.hidden_size % VECTOR == self.inner_size % VECTOR == 0:
             return self._packed_lattice(hidden, exact_tokens, top_k)
+        return self.lattice_on_device(hidden, exact_tokens, top_k)
+
+    def lattice_on_device(
+        self, hidden: Tensor, exact_tokens: Tensor, top_k: int = 64
+    ) -> LatticeInput:
+        """`lattice` by torch, without values from the host."""
+        top_k = min(top_k, self.draft_vocab_size)
         log_probs = self.draft_logits(hidden, exact_tokens).float().log_softmax(dim=-1)
         best = log_probs.topk(top_k, dim=-1)
         return LatticeInput(self.token_ids[best.indices], best.values, are_log_probs=True)

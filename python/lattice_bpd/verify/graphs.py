@@ -7,6 +7,7 @@ with the same shapes and memory each time:
     inputs    lengths, token ids, positions and ancestors, in one copy
     padding   rows and tokens beyond the trees write to the last position, which no text reads
     outputs   logits and hidden states; of each token the argmax and the most probable tokens
+    greedy    the argmax is followed, accepted keys are moved down, and heads read the last state
 
 So texts live in buffers that outlast them, lent to one batch at a time; others decode without.
 `record_calls` turns this off. Models whose forward needs values on the host, such as mixtures of
@@ -17,6 +18,7 @@ once its first replay, of other inputs than it was made with, gives the logits o
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,13 +30,15 @@ import torch
 from torch import Tensor, nn
 
 from lattice_bpd import _core
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.forward import LMOutput, has_own_call
 from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.models.model_facts import facts_of
-from lattice_bpd.verify.greedy import Predictions
+from lattice_bpd.verify.greedy import Predictions, follow_by_index
 from lattice_bpd.verify.layout import mask_positions
 from lattice_bpd.verify.memory import free_memory, is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.protocol import HeadsInCall
 from lattice_bpd.verify.rounding import logits_match
 from lattice_bpd.verify.rows import Rows
 
@@ -46,7 +50,7 @@ _COMPARED = 16  # nodes of the first tree, and the last one of each
 _LOGGER = logging.getLogger("lattice_bpd")
 _WANTED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _LOCK = threading.Lock()
-Body = Callable[[], tuple[LMOutput, Tensor, Tensor | None]]
+Body = Callable[[], tuple[LMOutput, Tensor, Tensor]]
 
 
 def record_calls(model: Any, *, on: bool = True) -> None:
@@ -136,6 +140,26 @@ def find_record_refusal(target: Any, rows: Rows) -> str | None:
     return refusal or facts_of(base).get("record refusal")
 
 
+class _Key(NamedTuple):
+    """What recordings differ by.
+
+    Attributes:
+        num_rows: R.
+        size: W.
+        num_predictions: k; 0: none.
+        layers: whose features are outputs.
+        keeps: whether it follows the argmax and moves what it accepts.
+        heads: addresses of the tensors of heads that it runs; (): none.
+    """
+
+    num_rows: int
+    size: int
+    num_predictions: int
+    layers: tuple[int, ...]
+    keeps: bool
+    heads: tuple[int, ...]
+
+
 class Replayed(NamedTuple):
     """What a replayed call returns.
 
@@ -143,11 +167,13 @@ class Replayed(NamedTuple):
         output: logits (R, W, V), hidden (R, W, D) and features, until the next call.
         token_ids: R W ints, the argmax of each row of logits; -1: they hold NaN.
         predictions: of each tree; None: not requested.
+        candidates: of heads: the last accepted node of each tree, and those after it; or nothing.
     """
 
     output: LMOutput
     token_ids: list[int]
     predictions: list[Predictions | None]
+    candidates: list[tuple[int, LatticeInput]]
 
 
 class RecordedCalls:
@@ -162,7 +188,7 @@ class RecordedCalls:
     def __init__(self, rows: Rows, num_rows: int, capacity: int) -> None:
         self._buffers = rows.empty_like(num_rows, capacity)
         self._lent: Any = None
-        self._calls: dict[tuple[int, int, int, tuple[int, ...]], _Shape | None] = {}
+        self._calls: dict[_Key, _Shape | None] = {}
         self._pool: Any = None
 
     @property
@@ -199,7 +225,7 @@ class RecordedCalls:
 
     def call(
         self, target: Any, state: Rows, trees: Sequence[PrefixTree], num_predictions: int,
-        read: Callable[[], Tensor],
+        read: Callable[[], Tensor], *, keeps: bool, heads: HeadsInCall | None,
     ) -> Replayed | None:  # fmt: skip
         """Read the trees in one call; None: in none of these shapes.
 
@@ -209,6 +235,8 @@ class RecordedCalls:
             trees: of each.
             num_predictions: k.
             read: (B, T, V) logits of the same by a plain call.
+            keeps: whether the argmax is followed and accepted keys take their positions.
+            heads: to be read after the last accepted token, if it is.
         """
         own = self._buffers.buffers
         is_moved = any(
@@ -217,10 +245,16 @@ class RecordedCalls:
         size = next((one for one in WIDTHS if one >= max(map(len, trees))), None)
         if is_moved or size is None or state.width + size >= self._buffers.shape[1]:
             return None
-        num_rows = _power(len(trees))
-        key = (num_rows, size, num_predictions, target.feature_layers)
+        heads = heads if keeps else None
+        read_by = () if heads is None else tuple(one.data_ptr() for one in heads.tensors)
+        top_k = min(num_predictions, target.vocab_size)
+        key = _Key(_power(len(trees)), size, top_k, target.feature_layers, keeps, read_by)
         if key not in self._calls:
-            shape = self._calls[key] = self._record(target, key)
+            # Others' heads may be gone; what they read is kept as long as a recording is.
+            self._calls = {
+                one: shape for one, shape in self._calls.items() if one.heads in ((), read_by)
+            }
+            shape = self._calls[key] = self._record(target, key, heads)
             if shape is not None:
                 expected = read()
                 replayed = shape.run(trees, state.lengths)
@@ -236,12 +270,12 @@ class RecordedCalls:
         facts_of(target.base)["record refusal"] = refusal
         _LOGGER.info("calls are not recorded: %s", refusal)
 
-    def _record(self, target: Any, key: tuple[int, int, int, tuple[int, ...]]) -> _Shape | None:
-        numbers = key[0] * key[1] * target.vocab_size  # of logits, also kept in float32
+    def _record(self, target: Any, key: _Key, heads: HeadsInCall | None) -> _Shape | None:
+        numbers = key.num_rows * key.size * target.vocab_size  # of logits, also kept in float32
         too_large = numbers * (target.dtype.itemsize + 4) > _SHARE * free_memory(target.device)
         if too_large or "record refusal" in facts_of(target.base):
             return None
-        shape = _Shape(self._buffers, *key[:3], device=target.device)
+        shape = _Shape(self._buffers, key, heads, target.device)
         try:
             shape.record(target, self)
         except Exception as error:
@@ -264,9 +298,11 @@ class _Shape:
     """A call of R rows of W tokens, with its inputs and outputs."""
 
     def __init__(
-        self, buffers: Rows, num_rows: int, size: int, num_predictions: int, device: torch.device
+        self, buffers: Rows, key: _Key, heads: HeadsInCall | None, device: torch.device
     ) -> None:
-        self._rows, self._size, self._num_predictions = num_rows, size, num_predictions
+        self._key, self._heads = key, heads
+        self._tensors = [] if heads is None else [one.detach() for one in heads.tensors]  # kept
+        num_rows, size = key.num_rows, key.size
         self._cache = buffers.part(0, num_rows, 0, is_fixed=True)
         self._capacity = buffers.shape[1]
         numbers = num_rows * (2 + 2 * size)
@@ -281,7 +317,7 @@ class _Shape:
 
     def _fields(self, memory: Any, split: Callable[[Any, Any], Any]) -> list[Any]:
         """Lengths and numbers of nodes (R,), ids and positions (R, W), who sees whom (R, W, W)."""
-        rows, size = self._rows, self._size
+        rows, size = self._key.num_rows, self._key.size
         numbers = split(memory[: self._numbers], np.int64)
         flat = rows * size
         return [
@@ -294,16 +330,16 @@ class _Shape:
     def record(self, target: Any, owner: RecordedCalls) -> None:
         """Record the call."""
         fields = self._fields(self._inputs, lambda part, _: part.view(torch.int64))
-        cache, size, capacity, top_k = self._cache, self._size, self._capacity, None
-        if self._num_predictions:
-            top_k = min(self._num_predictions, target.vocab_size)
+        cache, key, heads, capacity = self._cache, self._key, self._heads, self._capacity
+        size, top_k = key.size, key.num_predictions
 
-        def body() -> tuple[LMOutput, Tensor, Tensor | None]:
+        def body() -> tuple[LMOutput, Tensor, Tensor]:
             starts, counts, ids, positions, attends = fields
             steps = torch.arange(capacity, device=ids.device)
             new = starts[:, None] + steps[:size]
             new = torch.where(steps[:size] < counts[:, None], new, capacity - 1)
-            rows = torch.arange(len(starts), device=ids.device)[:, None]
+            row = torch.arange(len(starts), device=ids.device)
+            rows = row[:, None]
             cache.call.set_index(rows, new)
             mask, windowed = mask_positions(
                 target, starts[:, None], steps, new, attends == 0, positions
@@ -312,13 +348,24 @@ class _Shape:
                 ids, cache, attention_mask=mask, windowed_mask=windowed, position_ids=positions
             )
             most, best = output.logits.max(dim=-1)
-            best = torch.where(most.isnan(), -1, best)[..., None]
-            if top_k is None:
-                return output, best, None
-            scores = output.logits.float()
-            top, top_ids = scores.topk(top_k, dim=-1)
-            top = top - scores.logsumexp(dim=-1, keepdim=True)
-            return output, torch.cat([best, top_ids], dim=-1), top
+            best = torch.where(most.isnan(), -1, best)
+            numbers, scores = [best], [most[:0].float()]
+            if top_k:
+                logits = output.logits.float()
+                top, top_ids = logits.topk(top_k, dim=-1)
+                scores.append(top - logits.logsumexp(dim=-1, keepdim=True))
+                numbers.append(top_ids)
+            if key.keeps:
+                last, nodes = follow_by_index(ids, best, attends, counts)
+                cache.move_nodes(starts, nodes)
+                numbers.append(last)
+            if heads is not None:
+                lattice = heads.read(output.hidden[row, last], best[row, last].clamp(min=0))
+                numbers.append(lattice.token_ids)
+                scores.append(lattice.scores)
+                self._slots = tuple(lattice.token_ids.shape[1:])
+            flat = (torch.cat([one.flatten() for one in each]) for each in (numbers, scores))
+            return output, *flat
 
         self._recording = owner.new_recording(body)
 
@@ -328,24 +375,41 @@ class _Shape:
         starts, counts, ids, positions, attends = self._fields(
             self._host.numpy(), lambda part, kind: part.view(kind)
         )
-        count = len(trees)
+        count, (num_rows, size, top_k, *_) = len(trees), self._key
         starts[:count], counts[:count] = lengths, [len(tree) for tree in trees]
-        ids[:count], positions[:count] = _core.tree_inputs(trees, lengths, self._size)
-        attends[:count] = _core.node_masks(trees, self._size)
+        ids[:count], positions[:count] = _core.tree_inputs(trees, lengths, size)
+        attends[:count] = _core.node_masks(trees, size)
         self._inputs.copy_(self._host, non_blocking=True)
-        output, chosen, scores = self._recording.replay()
-        numbers = chosen.cpu().numpy()
-        token_ids: list[int] = numbers[..., 0].reshape(-1).tolist()
-        if scores is None:
-            return Replayed(output, token_ids, [None] * count)
-        log_probs = scores.cpu().numpy()
-        top_ids = numbers[..., 1:].astype(np.int32)
-        top_ids[~np.isfinite(log_probs).all(axis=-1)] = -1
-        predictions: list[Predictions | None] = [
-            Predictions(tree, top_ids[row, : len(tree)], log_probs[row, : len(tree)])
-            for row, tree in enumerate(trees)
+        output, chosen, best = self._recording.replay()
+        numbers, scores = chosen.cpu(), best.cpu()
+        nodes = num_rows * size
+        token_ids: list[int] = numbers[:nodes].tolist()
+        predictions: list[Predictions | None] = [None] * count
+        if top_k:
+            shape = (num_rows, size, -1)
+            end = nodes * top_k
+            log_probs = scores[:end].numpy().reshape(shape)
+            top_ids = numbers[nodes : nodes + end].numpy().astype(np.int32).reshape(shape)
+            top_ids[~np.isfinite(log_probs).all(axis=-1)] = -1
+            predictions = [
+                Predictions(tree, top_ids[row, : len(tree)], log_probs[row, : len(tree)])
+                for row, tree in enumerate(trees)
+            ]
+        return Replayed(output, token_ids, predictions, self._candidates(numbers, scores, count))
+
+    def _candidates(
+        self, numbers: Tensor, scores: Tensor, count: int
+    ) -> list[tuple[int, LatticeInput]]:
+        """See `Replayed`; they are the last numbers of the outputs."""
+        if self._heads is None:
+            return []
+        num_rows, total = self._key.num_rows, self._key.num_rows * math.prod(self._slots)
+        last = numbers[-total - num_rows : -total].tolist()
+        ids, log_probs = (one[-total:].view(num_rows, 1, *self._slots) for one in (numbers, scores))
+        return [
+            (last[row], LatticeInput(ids[row], log_probs[row], are_log_probs=True))
+            for row in range(count)
         ]
-        return Replayed(output, token_ids, predictions)
 
 
 class CudaRecording:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify.prefix_tree import PrefixTree
 
@@ -75,6 +76,7 @@ class Verification:
             after a prompt, of its tokens. None if the target provides none.
         predictions: of the tree that was verified; None: not requested.
         states: (n+1, D) float, the hidden states that predicted the tokens; None: not requested.
+        candidates: of the heads after the last of them; None: the call did not compute them.
     """
 
     token_ids: list[int]
@@ -83,6 +85,7 @@ class Verification:
     features: Tensor | None = None
     predictions: Predictions | None = None
     states: Tensor | None = None
+    candidates: LatticeInput | None = None
 
 
 @dataclass
@@ -172,6 +175,32 @@ def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:
     """
     agrees = drafts == predictions[:, : drafts.shape[1]]
     return agrees.long().cumprod(dim=1).sum(dim=1)
+
+
+def follow_by_index(
+    ids: Tensor, choices: Tensor, attends: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `follow_greedy` of `verify.verification` finds, without values from the host.
+
+    Args:
+        ids: (R, W) int64, the tokens of a tree in each row, which is padded.
+        choices: (R, W) int64, the argmax after each; -1: none.
+        attends: (R, W, W) uint8, 1 where a node is another one's ancestor, or itself.
+        counts: (R,) int64, nodes of each tree.
+
+    Returns:
+        (R,) int64, the last accepted node; and (R, W) int64, for each depth the node accepted
+        there, where there is none the number of the depth.
+    """
+    steps = torch.arange(ids.shape[1], device=ids.device)
+    parents = (attends.tril(-1) * steps).amax(dim=-1)
+    is_wrong = (ids != choices.gather(1, parents)) & (steps > 0)
+    accepted = ~(is_wrong[:, None] & (attends != 0)).any(dim=-1) & (steps < counts[:, None])
+    depths = attends.sum(dim=-1) - 1
+    size = len(steps)
+    nodes = torch.arange(size + 1, device=ids.device).repeat(len(ids), 1)
+    nodes.scatter_(1, torch.where(accepted, depths, size), steps.expand(len(ids), -1))
+    return torch.where(accepted, depths, -1).argmax(dim=-1), nodes[:, :size]
 
 
 def select_predictions(

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.forward import LMOutput
 
 TargetOutput = LMOutput
+
+
+class HeadsInCall(NamedTuple):
+    """Draft heads that a recorded call of the target computes too.
+
+    Attributes:
+        read: the candidates after (N, D) hidden states and the (N,) int64 tokens selected from
+            them; independent slots with log probabilities.
+        tensors: that it reads, on the target's device.
+    """
+
+    read: Callable[[Tensor, Tensor], LatticeInput]
+    tensors: list[Tensor]
 
 
 class TargetModel(Protocol):

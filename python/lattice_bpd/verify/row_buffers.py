@@ -285,13 +285,18 @@ def move_on_device(
           [*range(start, start + len(row)), *[start - 1] * (longest - len(row))]]
          for start, row in pairs], device=buffers[0].device,
     )  # fmt: skip
+    move_by_index(buffers, *index.unbind(1))
+
+
+def move_by_index(buffers: Sequence[Tensor], sources: Tensor, targets: Tensor) -> None:
+    """Copy positions `sources[b]` of row b to `targets[b]`, both (R, T) int64, in all layers."""
     for buffer in buffers:
         layers, _, heads, _, size = buffer.shape
         source, target = (
             part[None, :, None, :, None].expand(layers, -1, heads, -1, size)
-            for part in index.unbind(1)
+            for part in (sources, targets)
         )
-        used = buffer[:, : len(pairs)]
+        used = buffer[:, : len(sources)]
         used.scatter_(3, target, used.gather(3, source))
 
 

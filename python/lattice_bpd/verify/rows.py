@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -26,6 +27,7 @@ from lattice_bpd.verify.row_buffers import (
     RowLayer,
     Stack,
     group_layers,
+    move_by_index,
     stack_parts,
     zeros,
 )
@@ -152,7 +154,21 @@ class Rows(Cache):
             for stack in self._stacks:
                 if stack.is_written:
                     stack.move(starts, sources)
-        self._extend(map(len, accepted))
+        self.extend(map(len, accepted))
+
+    def move_nodes(self, starts: Tensor, nodes: Tensor) -> None:
+        """Copy nodes of a tree-attention call down, without values from the host.
+
+        Args:
+            starts: (R,) int64, tokens of each text before the call.
+            nodes: (R, T) int64, for node 0, 1, .. T - 1 of each text the one that takes its
+                position.
+        """
+        starts = starts[:, None]
+        steps = torch.arange(nodes.shape[1], device=nodes.device)
+        for stack in self._stacks:
+            if stack.is_written:
+                move_by_index(stack.buffers, starts + nodes, starts + steps)
 
     def keep_rows(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         """After a batched-verification call keep the first tokens of a row for each text.
@@ -166,7 +182,7 @@ class Rows(Cache):
             [(row, text, length, length + count)
              for text, (row, count, length) in enumerate(triples) if row != text]
         )  # fmt: skip
-        self._extend(counts)
+        self.extend(counts)
 
     def roll_back(self, lengths: Sequence[int]) -> None:
         """Keep the first `lengths[b]` tokens of each text."""
@@ -241,7 +257,8 @@ class Rows(Cache):
             if copies:
                 stack.copy(copies if stack.is_written else whole)
 
-    def _extend(self, counts: Iterable[int]) -> None:
+    def extend(self, counts: Iterable[int]) -> None:
+        """Keep so many tokens of the last call after each text, which are there already."""
         pairs = zip(self.lengths, counts, strict=True)
         self._set_lengths([length + count for length, count in pairs])
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from lattice_bpd import _core
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.verify.greedy import (
     NAN,
     BatchVerification,
@@ -41,7 +42,7 @@ from lattice_bpd.verify.greedy import (
 from lattice_bpd.verify.layout import lowest_number, mask_attention
 from lattice_bpd.verify.memory import refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.protocol import TargetModel, TargetOutput
+from lattice_bpd.verify.protocol import HeadsInCall, TargetModel, TargetOutput
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, verify_chain
 from lattice_bpd.verify.rows import Rows
 
@@ -85,6 +86,7 @@ def verify_trees(
     selectors: Sequence[TokenSelector] | None = None,
     num_predictions: int = 0,
     keep_hidden: bool = False,
+    heads: HeadsInCall | None = None,
 ) -> BatchVerification:
     """Verify the drafts of B sequences with one call of the target, and roll its cache back.
 
@@ -99,6 +101,7 @@ def verify_trees(
             for each token, in order.
         num_predictions: k; the target's k most probable tokens after each node are returned too.
         keep_hidden: whether `Verification.states` is set; not of a RecurrentCache.
+        heads: what a recorded call computes `Verification.candidates` with.
 
     Returns:
         BatchVerification.
@@ -112,11 +115,14 @@ def verify_trees(
             return verify_trees(
                 target, state, trees, layout=layout, selectors=selectors,
                 num_predictions=num_predictions, keep_hidden=keep_hidden,
+                heads=heads,
             )  # fmt: skip
     follow: Any = follow_greedy if selectors is None else partial(run_selectors, selectors)
     if isinstance(state, RecurrentCache):
         return verify_chain(target, state, trees, layout, follow, num_predictions)
-    read = _replay(target, state, trees, layout, num_predictions)
+    read = None
+    if state.recorded is not None and layout != "rows":
+        read = _replay(target, state, trees, num_predictions, heads, keeps=selectors is None)
     if read is None:
         read = _call_target(target, state, trees, layout, num_predictions)
     output, indices = read.output, read.indices
@@ -129,6 +135,9 @@ def verify_trees(
         Verification(tokens, len(nodes) - 1, hidden[end], None, predicted)
         for (nodes, tokens, end), predicted in zip(followed, read.predictions, strict=True)
     ]
+    for number, (last, candidates) in enumerate(read.candidates):
+        if last == followed[number][0][-1]:
+            verified[number].candidates = candidates
     shape: Any = output.logits.shape[:2]
     features = None if output.features is None else output.features.flatten(0, 1)
     if features is not None or keep_hidden:
@@ -137,7 +146,9 @@ def verify_trees(
             rows = [index_of(node) for node in nodes]
             verified[number].features = None if features is None else features[rows]
             verified[number].states = hidden[rows] if keep_hidden else None
-    if read.layout == "tree":
+    if read.is_kept:
+        state.extend([len(nodes) for nodes, _, _ in followed])
+    elif read.layout == "tree":
         state.keep_nodes([nodes for nodes, _, _ in followed])
     else:
         kept = [end // shape[1] for _, _, end in followed]
@@ -158,6 +169,8 @@ class _Read(NamedTuple):
         seconds: wall time of the call.
         predict_seconds: that of the selection of predictions.
         token_ids: R T ints, its choices, where the call made them; see `follow_tokens`.
+        is_kept: whether the call has moved what it accepts to its positions.
+        candidates: the last accepted node of each tree, and the candidates after it; or nothing.
     """
 
     output: TargetOutput
@@ -167,24 +180,29 @@ class _Read(NamedTuple):
     seconds: float
     predict_seconds: float = 0.0
     token_ids: list[int] | None = None
+    is_kept: bool = False
+    candidates: Sequence[tuple[int, LatticeInput]] = ()
 
 
 def _replay(
-    target: TargetModel, state: Rows, trees: list[PrefixTree], layout: str, num_predictions: int
-) -> _Read | None:
+    target: TargetModel, state: Rows, trees: list[PrefixTree], num_predictions: int,
+    heads: HeadsInCall | None, *, keeps: bool,
+) -> _Read | None:  # fmt: skip
     """A recorded call, see `graphs`; None where there is none."""
-    if state.recorded is None or layout == "rows":
-        return None
     start = time.perf_counter()
     replayed = state.recorded.call(
         target, state, trees, num_predictions,
         lambda: _call_target(target, state, trees, "tree", 0).output.logits,
+        keeps=keeps, heads=heads,
     )  # fmt: skip
     if replayed is None:
         return None
     output, seconds = replayed.output, time.perf_counter() - start
     output = output._replace(hidden=output.hidden.clone())  # the next call writes over it
-    return _Read(output, None, replayed.predictions, "tree", seconds, 0.0, replayed.token_ids)
+    return _Read(
+        output, None, replayed.predictions, "tree", seconds, 0.0, replayed.token_ids, keeps,
+        replayed.candidates,
+    )  # fmt: skip
 
 
 def _call_target(

@@ -184,6 +184,7 @@ class Engine:
             selectors=None if selectors[0] is None else selectors,  # type: ignore[arg-type]
             num_predictions=max(getattr(one, "num_predictions", 0) for one in drafters),
             keep_hidden=self._keep_hidden,
+            heads=getattr(self.model.heads, "in_call", None),
         )
         own_seconds = time.perf_counter() - start - verified.target_seconds
         self.seconds["target"] += verified.target_seconds
@@ -210,7 +211,7 @@ class Engine:
         if verified.predictions is not None:
             state.predictions.append((len(state.tokens), verified.predictions))
         state.tokens += new
-        state.hidden = verified.hidden
+        state.hidden, state.candidates = verified.hidden, verified.candidates
         if verified.features is not None:
             state.features.append(verified.features)
         if verified.states is not None:

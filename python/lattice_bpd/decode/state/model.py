@@ -19,6 +19,7 @@ from lattice_bpd.models.hooks import loaded
 from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
+from lattice_bpd.verify.protocol import HeadsInCall
 from lattice_bpd.verify.target import CausalLMTarget, build_target
 from lattice_bpd.vocabulary import check_same_ids
 
@@ -68,14 +69,24 @@ class HiddenStateHeads:
     Args:
         function: hidden states (B, D) float -> logits (B, H, V) float, or candidates.
         num_slots: H; None: what the function says, or unknown.
+        in_call: what a recorded call of the target computes them with, or None.
     """
 
-    def __init__(self, function: Callable[..., Any], num_slots: int | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], num_slots: int | None = None,
+        in_call: HeadsInCall | None = None,
+    ) -> None:  # fmt: skip
         self.num_slots: int | None = getattr(function, "num_slots", num_slots)
+        self.in_call = in_call
         self._function, self._takes_exact_tokens = function, _takes_exact_tokens(function)
 
     def read_states(self, states: Sequence[DecodeState]) -> Any:
         """See DraftHeads."""
+        known = [state.candidates for state in states if state.candidates is not None]
+        if len(known) == len(states):
+            ids = torch.cat([one.token_ids for one in known])
+            scores = torch.cat([one.scores for one in known])
+            return LatticeInput(ids, scores, are_log_probs=True)
         if len(states) == 1:
             return self.logits(states[0].hidden[None], states[0].tokens[-1:])
         hidden = torch.stack([state.hidden for state in states])
@@ -111,7 +122,8 @@ def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
         heads.to(device=target.device, dtype=target.base.dtype)
     if isinstance(heads, VocabularyHeads):
         heads.attach(target.base)
-        return HiddenStateHeads(heads.lattice, heads.num_slots)
+        in_call = HeadsInCall(heads.lattice_on_device, heads.tensors)
+        return HiddenStateHeads(heads.lattice, heads.num_slots, in_call)
     if isinstance(heads, BlockwiseHeads):
         embedding: Any = target.embedding
         weight = getattr(embedding, "weight", None)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lattice_bpd.decode.state.constraint import ConstrainedText
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
+from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.verify.greedy import Predictions, TokenSelector
 
 
@@ -39,6 +40,7 @@ class DecodeState:
         memory: data that draft heads keep for this sequence.
         features: (m, F) float each, of tokens that the heads have not taken yet; see
             `take_features`.
+        candidates: of the heads after y_{t+1}; None: its call did not compute them.
         predictions: the target's, with the number of tokens when it made them; a drafter that reads
             them (`num_predictions`) empties the list.
     """
@@ -49,6 +51,7 @@ class DecodeState:
     hidden: Any
     limit: int
     stats: DecodeStats
+    candidates: LatticeInput | None = None
     num_slots: int = 0
     max_draft_length: int = 0
     is_chain: bool = False
