@@ -301,7 +301,7 @@ class Check:
         tree = {"top_k": TOP_K, "max_nodes": MAX_NODES}
         methods: dict[str, tuple[str, dict[str, Any]]] = {
             "greedy, our loop": ("greedy", {}),
-            "draft model": ("draft_model", {"draft_model": draft_model, "draft_length": 4}),
+            "draft model": ("draft_model", {"lm": draft_model, "draft_length": 4}),
             "tree, heads": ("tree", {"heads": heads, **tree}),
             "tree, heads and LM": ("tree", {"heads": heads, "lm": lm, **tree}),
         }

@@ -79,7 +79,7 @@ def main() -> None:
         "transformers, assisted by a draft model":
             lambda prompt: generate(model, prompt, count, assistant_model=small),
         "this library, `mixture` of the text so far": ours("mixture", "auto"),
-        "this library, `draft_model`": ours("draft_model", "auto", draft_model=small),
+        "this library, `draft_model`": ours("draft_model", "auto", lm=small),
     }  # fmt: skip
     greedy = [generate(model, prompt, count) for prompt in prompts]
     print(f"| {args.dtype} | equal texts | agreeing positions | largest margin |")

@@ -190,7 +190,7 @@ def test_inputs_are_checked_before_torch_is_loaded(folder: Path) -> None:
         ("generate", missing, "--prompt", "Hi"): "no such folder",
         ("generate", folder / "plain", "--prompt", "Hi"): "no config.json in this folder",
         (*generating, "--drafter", folder / "plain"): "no drafter.json in this folder",
-        (*generating, "--draft-model", folder / "plain"): "no config.json in this folder",
+        (*generating, "--strategy", "draft_model", "--lm", folder / "plain"): "no config.json in",
         (*generating, "--strategy", "neural", "--lm", folder / "plain"): "no config.json in this",
         (*generating, "--lm", folder / "plain"): "is a directory; expected the file",
         (*generating, "--strategy", "greedy", "--lm", prompts): "does not use an LM",

@@ -94,7 +94,7 @@ def test_generate_gives_the_same_text_with_every_strategy(model_directory, capsy
     texts = []
     plain = [(strategy, []) for strategy in STRATEGIES]
     for strategy, more in [*plain, ("tree", ["--temperature", 3]), ("p_best", ["--lm", "none"])]:
-        drafts = ["--draft-model", model_directory] if strategy == "draft_model" else more
+        drafts = ["--lm", model_directory] if strategy == "draft_model" else more
         status, out, _ = run(
             capsys, "generate", model_directory, "--prompt", "the cat", "--strategy", strategy,
             "--max-new-tokens", 9, "--json", *drafts,
@@ -159,7 +159,7 @@ def test_generate_without_heads(model_directory, tmp_path, capsys):
     common = ["--prompt", "the cat", "--json"]
     greedy = run(capsys, "generate", model_directory, *common, "--strategy", "greedy")[1]
     defaults = (
-        ([], "mixture"), (["--draft-model", plain], "draft_model"), (["--lm", lm], "mixture"),
+        ([], "mixture"), (["--lm", plain], "draft_model"), (["--lm", lm], "mixture"),
     )  # fmt: skip
     for options, strategy in defaults:
         status, out, _ = run(capsys, "generate", plain, *common, *options)
@@ -210,7 +210,6 @@ def test_generate_with_a_tuned_drafter(model_directory, tmp_path, capsys):
         (["--drafter", plain], "plain: no drafter.json in this folder"),
         (["--drafter", folder, "--strategy", "bpd", "--alpha", 1, "--lm", "none"],
          "generate: --strategy, --alpha, --lm with --drafter; expected one of them, since "),
-        (["--drafter", folder, "--draft-model", plain], "generate: --draft-model with --drafter"),
     ):  # fmt: skip
         status, _, err = run(capsys, "generate", plain, *common, *arguments)
         assert (status, message in err) == (2, True), err
@@ -257,9 +256,15 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--top-k", 301], "expected 1..300"),
         ([model_directory, "--strategy", "ngram", "--lm", "none"],
          "strategy 'ngram' needs an LM; give lm=, NGramLM.load(path)"),
-        ([model_directory, "--strategy", "draft_model"], "needs a draft model"),
-        ([model_directory, "--draft-model", "owner"],
-         "--draft-model owner: no such folder; expected the folder of a causal LM of transformers"),
+        ([model_directory, "--strategy", "draft_model"],
+         "strategy 'draft_model' needs an LM; give lm=, a small causal LM with the target's"),
+        ([model_directory, "--strategy", "draft_model", "--lm", "owner"],
+         "--lm owner: no such folder; expected the folder of a causal LM of transformers"),
+        ([model_directory, "--strategy", "draft_model", "--lm", model_directory / "ngram.lm"],
+         "ngram.lm: is a file; expected the folder of a causal LM of transformers"),
+        ([model_directory, "--strategy", "tree", "--lm", model_directory],
+         "is a directory; expected the file of an n-gram LM for strategy 'tree'; a causal LM is "
+         "for 'draft_model', 'neural' and 'p_best'"),
         ([broken, "--tokenizer", model_directory / "tokenizer.json"], "model cannot be"),
         (["no-such/model"], "no-such/model: no such folder, and the hub does not provide it: "),
     ]  # fmt: skip

@@ -261,11 +261,9 @@ def test_an_lm_that_is_not_used_is_refused_by_name_and_ignored_with_a_config(str
         generate(model_of("llama"), PROMPT, strategy, lm=small_lm(), max_new_tokens=8)
     with pytest.raises(ValueError, match=f"^CustomGenerate: {message}"):
         CustomGenerate(drafter=strategy, lm=small_lm())
-    uses_model = STRATEGIES[strategy].uses("draft_model")
-    sources = {"draft_model": model_of("gpt2").base} if uses_model else {}
     config = DraftConfig(strategy)
     results = [
-        generate(model_of("llama"), PROMPT, config, lm=lm, max_new_tokens=8, **sources)
+        generate(model_of("llama"), PROMPT, config, lm=lm, max_new_tokens=8)
         for lm in (None, small_lm())
     ]
     assert results[0].token_ids == results[1].token_ids

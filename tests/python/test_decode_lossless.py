@@ -83,7 +83,9 @@ DRAFTERS: dict[str, Callable[[str], Options]] = {
     "mixture of all": strategy("mixture", two_lms, max_nodes=5),
     "mixture, text": strategy("mixture", two_lms, sources=("text",)),
     "mixture, LMs by cost": strategy("mixture", two_lms, sources=("lm",), max_nodes="auto"),
-    "draft model": strategy("draft_model", None, draft_length=4, max_nodes="auto"),
+    "draft model": strategy(
+        "draft_model", lambda: model_of("trained").base, draft_length=4, max_nodes="auto"
+    ),
     "draft chain": draft_model(shape="chain"),
     "draft beam": draft_model("llama", max_nodes=9),
     "draft samples": draft_model("mistral", shape="sampled", draws=[3, 2, 1]),
@@ -103,8 +105,6 @@ def own_output(kind: str, prompt: tuple[int, ...]) -> list[int]:
 
 def decoder(kind: str, name: str, **given: Any) -> Callable[..., Any]:
     options = {"max_new_tokens": NEW, **DRAFTERS[name](kind), **given}
-    if name == "draft model":
-        options["draft_model"] = model_of("trained").base
     model = options.pop("model", model_of(kind))
     return lambda texts, **more: generate(model, texts, **{**options, **more})
 

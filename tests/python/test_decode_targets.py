@@ -80,7 +80,7 @@ def test_ragged_batches_are_equal_to_generate_of_each_alone(kind):
 def test_layers_that_hold_nothing_in_other_caches(kind):
     """A draft model's, and that of a causal LM that rescores."""
     model, outputs = build_target(kind), generated(kind)
-    drafted = generate(model, PROMPTS[0], "draft_model", draft_model=model, **OPTIONS)
+    drafted = generate(model, PROMPTS[0], "draft_model", lm=model, **OPTIONS)
     assert drafted.token_ids == outputs[0]
     assert drafted.stats.target_calls < 0.6 * COUNT
     heads = InformedHeads([[*PROMPTS[0], *outputs[0]]], VOCAB)

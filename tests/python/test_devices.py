@@ -222,7 +222,7 @@ def test_offloaded_targets_of_other_kinds(kind, way, tmp_path):
 def test_offloaded_models_that_draft_and_rescore(way, tmp_path):
     model, output = build_target("llama"), generated("llama")[0]
     small = offload(way, tmp_path, new_model())
-    drafted = generate(model, PROMPT, "draft_model", draft_model=small, max_new_tokens=COUNT)
+    drafted = generate(model, PROMPT, "draft_model", lm=small, max_new_tokens=COUNT)
     assert drafted.token_ids == output
     assert drafted.stats.target_calls < 0.6 * COUNT
     heads = BlockwiseHeads(32, 4, 16, vocab_size=VOCAB)
@@ -265,7 +265,7 @@ def test_weights_without_values_are_refused():
     for call in (
         lambda: generate(model, PROMPT),
         lambda: decode(model, PROMPT, NoDrafter()),
-        lambda: generate(build_target("llama"), PROMPT, "draft_model", draft_model=model),
+        lambda: generate(build_target("llama"), PROMPT, "draft_model", lm=model),
         lambda: CausalLMTarget(model),
     ):
         with pytest.raises(ValueError, match=r"on the meta device.*load it with from_pretrained"):
@@ -295,7 +295,7 @@ def test_a_model_is_described_once_in_a_call(monkeypatch):
         call()
         assert described == [model], name
     described.clear()
-    generate(model, PROMPT, "draft_model", draft_model=other, **options)
+    generate(model, PROMPT, "draft_model", lm=other, **options)
     assert sorted(map(id, described)) == sorted(map(id, (model, other)))
     model.train()  # without dropout, but another state
     known = model_facts.facts_of(model)
@@ -357,9 +357,8 @@ def test_heads_models_and_rules_with_another_default_device():
             assert result.token_ids == output
     lm = NGramLM.train([looping_text(500)], 3, vocab_size=VOCAB, smoothing="witten_bell")
     assert generate(model, PROMPT, lm=lm, **limit).token_ids == output
-    for strategy, source in (("draft_model", "draft_model"), ("neural", "lm")):
-        heads = made[0] if strategy == "neural" else None
-        result = generate(model, PROMPT, strategy, heads=heads, **{source: model}, **limit)
+    for strategy, heads in (("draft_model", None), ("neural", made[0])):
+        result = generate(model, PROMPT, strategy, heads=heads, lm=model, **limit)
         assert result.token_ids == output
     sampled = [
         generate(model, PROMPTS, acceptance=Sampled(temperature=0.8, seed=seed), **limit)

@@ -91,6 +91,6 @@ def test_a_strategy_of_a_missing_distribution(monkeypatch):
     with pytest.raises(
         ImportError, match="'draft_model' is a strategy of lattice-bpd-drafters; pip install latt"
     ):
-        generate(model, [1, 2], "draft_model", draft_model=model, max_new_tokens=2)
+        generate(model, [1, 2], "draft_model", lm=model, max_new_tokens=2)
     assert {case.strategy for case in list_cases()} == cases - {"draft_model"}
     assert "draft_model" not in {case.strategy for case in list_quick_cases()}

@@ -177,8 +177,8 @@ BAD_OPTIONS: list[tuple[str, Any, str]] = [
     ("drafter", "trees", "strategy is 'trees'; did you mean 'tree'"),
     ("drafter", "ngram", "'ngram' needs an LM; give lm="),
     ("drafter", "tree", "'tree' needs draft heads and the model has none; give heads="),
-    ("drafter", "draft_model", "needs a draft model; give draft_model="),
-    ("draft_model", object(), "'mixture' does not use a draft model"),
+    ("drafter", "draft_model", "'draft_model' needs an LM; give lm=, a small causal LM with the t"),
+    ("lm", torch.nn.Linear(1, 1), "an NGramLM; .*causal LM is for 'draft_model', 'neural' and 'p_"),
     ("acceptance", TopKMatch, "acceptance is"),
     ("certificate", "yes", "certificate is 'yes'"),
     ("constraint", 3, "constraint is a int"),
@@ -208,6 +208,18 @@ def test_a_bad_option_ends_in_one_clear_line(name, value, message):
     if name in OF_P_BEST:
         options = {"drafter": "p_best", "heads": lambda h: h.new_zeros(len(h), 2, VOCAB)}
     check_error([1, 2, 3], {**options, name: value}, message)
+
+
+@pytest.mark.parametrize(
+    ("lm", "found", "advice"),
+    [
+        (LM, "NGramLM", "from_pretrained; an n-gram LM is for 'mixture' or 'ngram'$"),
+        (object(), "object", "AutoModelForCausalLM.from_pretrained$"),
+    ],
+)
+def test_a_draft_model_is_a_causal_lm(lm, found, advice):
+    message = f"lm is a {found}; expected for 'draft_model' a small causal LM .*{advice}"
+    check_error([1, 2, 3], {"drafter": "draft_model", "lm": lm}, message)
 
 
 def test_decode_and_custom_generate_name_themselves():

@@ -228,6 +228,9 @@ def results(root: Path) -> dict[str, Any]:
     lines: dict[Any, list[str]] = {("hub", kind): command(kind, f"own/{kind}") for kind in KINDS}
     names = ("own/template@v2", "gated/model", "private/model", "no/x", "own/template@v3")
     lines |= {name: command("template", name) for name in names}
+    lines["draft model", "template"] = [
+        *command("template", "own/template"), "--strategy", "draft_model", "--lm", "own/template"
+    ]  # fmt: skip
     for kind in TRUSTED:
         lines["untrusted", kind] = command(kind, f"own/{kind}")[:-1]
     with serve_hub(root / "repositories") as (address, downloads), use_hub(address, root / "cache"):
@@ -248,7 +251,11 @@ def results(root: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("place", "kind"),
-    [*itertools.product(["folder", "hub", "cache"], KINDS), ("unreachable", "template")],
+    [
+        *itertools.product(["folder", "hub", "cache"], KINDS),
+        ("unreachable", "template"),
+        ("draft model", "template"),
+    ],
 )
 def test_a_model_is_what_transformers_makes_of_it(
     place: str, kind: str, root: Path, results: dict[Any, Any], monkeypatch: pytest.MonkeyPatch

@@ -150,7 +150,7 @@ def test_scorers_that_do_not_fit_are_refused():
             decode(model, prompt, ScorerDrafter(scorer))
     with pytest.raises(ValueError, match=r"'neural' needs an LM; .* or a TransitionScorer"):
         generate(model, prompt, "neural")
-    with pytest.raises(TypeError, match=r"lm is a BlockwiseLM; expected an NGramLM.*for 'neural'"):
+    with pytest.raises(TypeError, match=r"lm is a BlockwiseLM; expected an NGramLM.*'neural'"):
         generate(model, prompt, "tree", lm=model)
     with pytest.raises(TypeError, match="NGramLM or a TransitionScorer"):
         ScorerDrafter(42)

@@ -113,7 +113,7 @@ def test_tokenizers_are_compared_where_they_are_known(tmp_path: Path) -> None:
         ("fewer words", VOCAB, words[:-9]),
     ):
         draft = saved(resized(target, size), tmp_path / name, own)
-        result = generate(target, FOREIGN, "draft_model", draft_model=draft, max_new_tokens=NEW)
+        result = generate(target, FOREIGN, "draft_model", lm=draft, max_new_tokens=NEW)
         assert result.token_ids == plain_generate(target, FOREIGN)
         assert result.stats.block_efficiency > 1.5
     for name, size, own in (
@@ -124,4 +124,4 @@ def test_tokenizers_are_compared_where_they_are_known(tmp_path: Path) -> None:
         with pytest.raises(
             ValueError, match=r"tokenizers .* differ in [0-9]+ of .*expected the same"
         ):
-            generate(target, FOREIGN, "draft_model", draft_model=draft)
+            generate(target, FOREIGN, "draft_model", lm=draft)

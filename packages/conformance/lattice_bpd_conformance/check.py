@@ -223,12 +223,12 @@ class Checker:
         return DraftConfig(case.strategy, min(6, self.vocab_size), 5, 12, draft_length=length)
 
     def _sources(self, case: Case) -> dict[str, Any]:
-        """The LM or the draft model of a case's strategy."""
+        """The LM of a case's strategy."""
         if case.strategy in ("ngram", "p_best", "tree", "mixture"):
             return {"lm": self._lm}
         if case.strategy == "neural":
             return {"lm": self._scorer}
-        return {"draft_model": self._draft_model} if case.strategy == "draft_model" else {}
+        return {"lm": self._draft_model} if case.strategy == "draft_model" else {}
 
     @cached_property
     def _lm(self) -> NGramLM:

@@ -149,7 +149,7 @@ def fresh_path(model, tokens, depth, top_k):
 def test_a_number_of_nodes_makes_a_tree(max_nodes):
     small, wanted = random_model("gpt2"), "chain" if max_nodes == "auto" else "beam"
     config = DraftConfig("draft_model", top_k=4, draft_length=4, max_nodes=max_nodes)
-    drafter = make_drafter(config, DraftSources(draft_model=small.base))
+    drafter = make_drafter(config, DraftSources(small.base))
     tree, expected = (tree_of(one, PROMPTS[0]) for one in (drafter, drafter_of(small, wanted)))
     assert (tree.token_ids, tree.parents) == (expected.token_ids, expected.parents)
     assert drafter.max_nodes == (4 if wanted == "chain" else 9)

@@ -56,7 +56,7 @@ def test_the_target_as_its_own_draft_model_keeps_every_token(rule, sampling):
     target = tiny_model(2, 0.8, vocab=300)
     prompts = [[7], [8, 9, 10], [200] * 9]
     results = generate(
-        target, prompts, "draft_model", draft_model=target, draft_length=4, max_new_tokens=36,
+        target, prompts, "draft_model", lm=target, draft_length=4, max_new_tokens=36,
         acceptance=rule(**sampling, seed=3), stop_token_ids=[],
     )  # fmt: skip
     assert len({token for result in results for token in result.token_ids}) > 3

@@ -62,7 +62,8 @@ def add_parser(commands: Commands) -> None:
         summary="decode a prompt with any causal LM, with or without draft heads",
         description="Decode a prompt. Every strategy generates the target model's greedy output,\n"
         "unless --accept, --regex or --json-schema changes it. The default strategy drafts from\n"
-        "all that there is: heads, LM and the text so far; with --draft-model it is draft_model.",
+        "all that there is: heads, LM and the text so far; with a causal LM as --lm it is\n"
+        "draft_model.",
     )  # fmt: skip
     parser.add_argument(
         "model", metavar="MODEL",
@@ -85,13 +86,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--lm", type=Path,
         help="n-gram LM (default: MODEL/ngram.lm, if it exists); 'none' for none; for neural and "
-        "p_best also the "
-        "directory of a small causal LM with the same tokenizer",
-    )  # fmt: skip
-    parser.add_argument(
-        "--draft-model", metavar="MODEL",
-        help="a small causal LM with the same tokenizer, for draft_model; needs "
-        "lattice-bpd-drafters",
+        "p_best also the directory, for draft_model the directory or hub name, of a small causal "
+        "LM with the same tokenizer",
     )  # fmt: skip
     parser.add_argument(
         "--drafter", type=Path, metavar="PATH",
@@ -158,7 +154,6 @@ def run(args: argparse.Namespace) -> None:
     constraint = _load_constraint(args, tokenizer, _vocab_size(model), ends)
     result, plain = _decode(
         args, model, ids, drafter or config, lm=lm if drafter is None else None,
-        draft_model=args.draft_model and files.to_device(files.load_causal_lm(args.draft_model)),
         max_new_tokens=args.max_new_tokens, stop_token_ids=ends, acceptance=rule,
         constraint=constraint, certificate="report" if args.certificate is not None else False,
     )  # fmt: skip
@@ -189,15 +184,14 @@ def _check_inputs(args: argparse.Namespace) -> tuple[str, Pretrained, DraftConfi
             "--compare: with --accept, --regex or --json-schema the text is not that of "
             "model.generate; expected none of them"
         )
-    for path in (args.drafter, args.lm, args.json_schema, args.tokenizer):
+    lm = None if args.strategy == "draft_model" else args.lm  # a draft model may be on the hub
+    for path in (args.drafter, lm, args.json_schema, args.tokenizer):
         if path is not None and str(path) != "none" and not path.exists():
             raise FileNotFoundError(f"{path}: no such file or folder; check the path")
-    if args.draft_model is not None:
-        args.draft_model = find_pretrained(args.draft_model, args.trust_remote_code)
-        files.require_model(args.draft_model.folder, "--draft-model ")
     if args.drafter is None:
         if args.strategy is None:
-            args.strategy = DraftConfig.strategy if args.draft_model is None else "draft_model"
+            is_model = args.lm is not None and (args.lm / "config.json").is_file()
+            args.strategy = "draft_model" if is_model else DraftConfig.strategy
         config = read_draft_options("generate", args, _OPTIONS)
         _check_lm(args)
     else:
@@ -271,7 +265,7 @@ def _read_drafter(args: argparse.Namespace) -> None:
 
     path = find_drafter_file(args.drafter)
     file = read_drafter_file(path)
-    options = pick(args, ("strategy", *_OPTIONS, "draft_model"))
+    options = pick(args, ("strategy", *_OPTIONS))
     given = [name for name, value in options.items() if value is not None]
     if args.lm is not None and (file.lm is None or str(args.lm) == "none"):
         given.append("lm")
@@ -304,33 +298,31 @@ def _vocab_size(model: Any) -> int:
 
 def _load_lm(args: argparse.Namespace, directory: Path) -> Any:
     """The LM of --lm, an n-gram LM or a causal LM; without --lm that of the model's directory."""
+    if isinstance(args.lm, Pretrained):
+        return files.to_device(files.load_causal_lm(args.lm))
     path = args.lm or directory / "ngram.lm"
     if args.lm is None:  # load_drafter finds its own
-        is_used = args.drafter is None and STRATEGIES[args.strategy].uses("lm")
-        return NGramLM.load(path) if is_used and path.exists() else None
-    if str(path) == "none":
-        return None
-    if not path.is_dir():
-        return NGramLM.load(path)
-    model = find_pretrained(path, args.trust_remote_code)
-    return files.to_device(files.load_causal_lm(model))
+        is_used = args.strategy != "draft_model" and STRATEGIES[args.strategy].uses("lm")
+        return NGramLM.load(path) if args.drafter is None and is_used and path.exists() else None
+    return None if str(path) == "none" else NGramLM.load(path)
 
 
 def _check_lm(args: argparse.Namespace) -> None:
-    """Raises ValueError for an --lm that the strategy does not use."""
+    """Finds the causal LM of --lm; raises ValueError for an --lm that the strategy does not use."""
     if args.lm is None or str(args.lm) == "none":
         return
     if not STRATEGIES[args.strategy].uses("lm"):
         raise ValueError(
             f"--lm: strategy {args.strategy!r} does not use an LM; leave --lm out, or use 'mixture'"
         )
-    if args.lm.is_dir() and args.strategy not in ("neural", "p_best"):
+    if args.lm.is_dir() and args.strategy not in ("draft_model", "neural", "p_best"):
         raise ValueError(
             f"--lm: {args.lm} is a directory; expected the file of an n-gram LM for strategy "
-            f"{args.strategy!r}; a causal LM is for 'neural' and 'p_best'"
+            f"{args.strategy!r}; a causal LM is for 'draft_model', 'neural' and 'p_best'"
         )
-    if args.lm.is_dir():
-        files.require_model(args.lm, "--lm ")
+    if args.lm.is_dir() or args.strategy == "draft_model":
+        args.lm = find_pretrained(args.lm, args.trust_remote_code)
+        files.require_model(args.lm.folder, "--lm ")
 
 
 def _load_constraint(

@@ -60,9 +60,7 @@ class DrafterFile:
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values."""
-        known = [
-            name for name, info in STRATEGIES.items() if {"heads", "lm"}.issuperset(info.needs)
-        ]
+        known = [name for name in STRATEGIES if name != "draft_model"]
         if self.config.strategy not in known:
             raise ValueError(
                 f"strategy is {self.config.strategy!r}; expected one of {', '.join(known)}"

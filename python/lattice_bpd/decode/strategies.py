@@ -25,6 +25,8 @@ from lattice_bpd.draft.mixture import TextStore
 from lattice_bpd.extensions import DRAFTERS, load_extension
 from lattice_bpd.lm.ngram import NGramLM
 
+_CAUSAL_LM = "a small causal LM with the target's tokenizer"
+
 
 @dataclass(frozen=True)
 class DraftSources:
@@ -32,8 +34,8 @@ class DraftSources:
 
     Attributes:
         lm: n-gram LM over the target's token ids; of "neural" and "p_best" also a TransitionScorer
-            or a small causal LM of `transformers`; of "mixture" also a list of n-gram LMs.
-        draft_model: a small causal LM of `transformers` with the target's tokenizer.
+            or a small causal LM of `transformers`, of "draft_model" only such a causal LM; of
+            "mixture" also a list of n-gram LMs.
         has_heads: whether the model has draft heads.
         store: texts served before, for "mixture"; None: none.
         gates: weights of the sources of "mixture", perhaps for several lists of sources, of which
@@ -42,7 +44,6 @@ class DraftSources:
     """
 
     lm: Any = None
-    draft_model: Any = None
     has_heads: bool = True
     store: TextStore | None = None
     gates: Sequence[Gates] = ()
@@ -54,12 +55,12 @@ def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Dr
 
     Args:
         config: strategy and options.
-        sources: LM, draft model and other data that the strategy uses.
+        sources: LM and other data that the strategy uses. An n-gram LM that it does not use is
+            ignored, so that one LM can serve several configs.
 
     Raises:
-        ValueError: a source that is missing, or a draft model that the strategy does not use. An
-            LM that it does not use is ignored, so that one LM can serve several configs.
-        TypeError: an LM or a draft model of another type.
+        ValueError: a source that is missing.
+        TypeError: an LM of another type.
         ImportError: the strategy is of a distribution that is not installed.
     """
     sources = sources or DraftSources()
@@ -68,41 +69,27 @@ def make_drafter(config: DraftConfig, sources: DraftSources | None = None) -> Dr
 
 
 def _check_sources(strategy: str, sources: DraftSources) -> None:
-    """Raise for a source that is missing, not used or of another type."""
-    info = STRATEGIES[strategy]
-    if "lm" in info.needs and sources.lm is None:
-        neural = "a small causal LM with the target's tokenizer, or a TransitionScorer"
-        needed = neural if strategy == "neural" else "NGramLM.load(path)"
-        raise ValueError(f"make_drafter: strategy {strategy!r} needs an LM; give lm=, {needed}")
-    if "draft_model" in info.needs and sources.draft_model is None:
+    """Raise for a source that is missing or of another type."""
+    info, lm = STRATEGIES[strategy], sources.lm
+    if "lm" in info.needs and lm is None:
+        needed = {"draft_model": _CAUSAL_LM, "neural": f"{_CAUSAL_LM}, or a TransitionScorer"}
         raise ValueError(
-            f"make_drafter: strategy {strategy!r} needs a draft model; give draft_model=, a small "
-            "causal LM with the target's tokenizer"
+            f"make_drafter: strategy {strategy!r} needs an LM; give lm=, "
+            f"{needed.get(strategy, 'NGramLM.load(path)')}"
         )
-    if sources.draft_model is not None and not info.uses("draft_model"):
-        users = [repr(key) for key, one in STRATEGIES.items() if one.uses("draft_model")]
-        raise ValueError(
-            f"make_drafter: strategy {strategy!r} does not use a draft model; leave draft_model "
-            f"out, or use {' or '.join(users)}"
-        )
-    if sources.draft_model is not None and not isinstance(sources.draft_model, nn.Module):
-        hint = "; give an n-gram LM as lm=" if isinstance(sources.draft_model, NGramLM) else ""
-        raise TypeError(
-            f"make_drafter: draft_model is a {type(sources.draft_model).__name__}; expected a "
-            "small causal LM with the target's tokenizer; load one with "
-            f"AutoModelForCausalLM.from_pretrained{hint}"
-        )
-    if strategy == "mixture" and isinstance(sources.lm, (list, tuple)):
-        for lm in sources.lm:
-            _check_ngram_lm(lm)
+    if strategy == "draft_model":
+        _check_causal_lm(lm)
+    elif strategy == "mixture" and isinstance(lm, (list, tuple)):
+        for one in lm:
+            _check_ngram_lm(one)
     elif strategy not in ("neural", "p_best"):
-        _check_ngram_lm(sources.lm)
+        _check_ngram_lm(lm)
     if "heads" in info.needs and not sources.has_heads:
         raise ValueError(
             f"make_drafter: strategy {strategy!r} needs draft heads and the model has none; give "
             "heads= (--heads DIR on the command line), a callable that turns hidden states (B, D) "
             "into logits (B, H, V), or a BlockwiseLM; without heads use 'mixture', or "
-            "'draft_model' with draft_model="
+            "'draft_model' with lm="
         )
 
 
@@ -112,7 +99,17 @@ def _check_ngram_lm(lm: Any) -> None:
     hint = f"NGramLM.load({lm!r})" if isinstance(lm, str) else "NGramLM.load(path)"
     raise TypeError(
         f"make_drafter: lm is a {type(lm).__name__}; expected an NGramLM; load one with {hint} "
-        "(scorers and neural LMs are for 'neural' and 'p_best')"
+        "(a causal LM is for 'draft_model', 'neural' and 'p_best', a scorer for the last two)"
+    )
+
+
+def _check_causal_lm(lm: Any) -> None:
+    if isinstance(lm, nn.Module):
+        return
+    hint = "; an n-gram LM is for 'mixture' or 'ngram'" if isinstance(lm, NGramLM) else ""
+    raise TypeError(
+        f"make_drafter: lm is a {type(lm).__name__}; expected for 'draft_model' {_CAUSAL_LM}; load "
+        f"one with AutoModelForCausalLM.from_pretrained{hint}"
     )
 
 
@@ -162,6 +159,6 @@ _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "tree": lambda config, sources: TreeDrafter(sources.lm, config),
     "sampled": lambda config, sources: SampledTreeDrafter(sources.lm, config),
     "draft_model": lambda config, sources: load_extension(DRAFTERS, "draft_model")(
-        sources.draft_model, config
+        sources.lm, config
     ),
 }

@@ -23,7 +23,7 @@ class StrategyInfo(NamedTuple):
     Attributes:
         summary: for help texts and tables.
         options: the fields of DraftConfig that it uses.
-        needs: those of "heads", "lm", "draft_model" and "output" (the target's) that it requires.
+        needs: those of "heads" and "lm" that it requires.
         takes: those that are optional.
     """
 
@@ -33,7 +33,7 @@ class StrategyInfo(NamedTuple):
     takes: tuple[str, ...] = ()
 
     def uses(self, source: str) -> bool:
-        """Whether it can draft from "heads", "lm" or "draft_model"."""
+        """Whether it can draft from "heads" or "lm"."""
         return source in self.needs + self.takes
 
 
@@ -63,7 +63,7 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
     "sampled": StrategyInfo("paths sampled as one tree, for Rejection", _TREE, ("heads",), ("lm",)),
     "draft_model": StrategyInfo(
         "a small causal LM's greedy or sampled continuation; a tree if max_nodes is given",
-        ("draft_length", "top_k", "max_nodes", "temperature"), ("draft_model",),
+        ("draft_length", "top_k", "max_nodes", "temperature"), ("lm",),
     ),
 }  # fmt: skip
 """Every strategy by name, in the order of tables and help texts."""

@@ -70,7 +70,7 @@ def test_settings_beyond_heads_decode_as_their_strategies_do(lms):
     )  # fmt: skip
     assert all(not result.differing for result in comparison.results)
     ways = [
-        {"drafter": "draft_model", "draft_model": model.base},
+        {"drafter": "draft_model", "lm": model.base},
         {"drafter": "mixture", "lm": lms[0], "top_k": 5, "max_nodes": 9},
     ]
     for result, way in zip(comparison.results[1:], ways, strict=True):

@@ -106,6 +106,7 @@ def test_tune_files_without_lm_check_the_model(
     [
         ({"colour": 1}, "unknown fields colour; expected strategy, top_k"),
         ({"strategy": "trie"}, "strategy is 'trie'; did you mean 'tree'? expected one of greedy"),
+        ({"strategy": "draft_model"}, "strategy is 'draft_model'; expected one of greedy, bpd"),
         ({"top_k": 0}, "top_k is 0; expected 1 or more"),
         ({"temperature": 0}, "temperature is 0; expected a finite number above 0"),
         ({"lm": "three.lm"}, "lm is 'three.lm'; expected null or an object"),

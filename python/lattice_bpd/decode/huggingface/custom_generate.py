@@ -85,9 +85,8 @@ class CustomGenerate:
     Args:
         heads: see `lattice_bpd.decode.generate`; a BlockwiseLM of the model gives its heads
             with their selector. None if the drafter needs none.
-        drafter: see `lattice_bpd.decode.generate`, also for lm, draft_model, layout and options.
-        lm: n-gram LM over the target's token ids.
-        draft_model: of "draft_model".
+        drafter: see `lattice_bpd.decode.generate`, also for lm, layout and options.
+        lm: n-gram LM over the target's token ids, or the small causal LM of "draft_model".
         layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step.
         streamer: of `transformers`, used if `generate` has none.
         acceptance: acceptance rule, applied to processed logits. With a lossy rule the output
@@ -112,7 +111,6 @@ class CustomGenerate:
         drafter: str | DraftConfig | Drafter = "mixture",
         *,
         lm: Any = None,
-        draft_model: Any = None,
         layout: str = "auto",
         streamer: Any = None,
         acceptance: Acceptance | None = None,
@@ -132,9 +130,9 @@ class CustomGenerate:
         self.acceptance, self.constraint = acceptance, constraint
         self.heads, self.layout, self.streamer = heads, layout, streamer
         self.cpu_kernels = cpu_kernels
-        self.config = read_config(_WHERE, drafter, options, lm=lm, draft_model=draft_model)
+        self.config = read_config(_WHERE, drafter, options, lm)
         self.drafter: Any = drafter if self.config is None else None
-        self.sources = DraftSources(lm, draft_model, heads is not None)
+        self.sources = DraftSources(lm, heads is not None)
         self.results: list[DecodeResult] = []
 
     def __call__(
@@ -174,7 +172,7 @@ class CustomGenerate:
             if caller.get("assistant_model") is not None:
                 raise ValueError(
                     "CustomGenerate: assistant_model cannot be honored; give "
-                    "CustomGenerate(None, 'draft_model', draft_model=...) instead"
+                    "CustomGenerate(drafter='draft_model', lm=...) instead"
                 )
             drafting = DraftingModel(model, self.heads)
             drafting.require_causal("CustomGenerate")

@@ -195,7 +195,6 @@ def generate(
     *,
     lm: Any = None,
     heads: HeadsOrCallable | None = None,
-    draft_model: Any = None,
     tokenizer: Any = None,
     attention_mask: Any = None,
     token_type_ids: Any = None,
@@ -234,12 +233,10 @@ def generate(
             list has one for each prompt).
         lm: n-gram LM over the target's token ids; "mixture" takes several. "neural" and "p_best"
             also take a small causal LM of `transformers` with the target's tokenizer, or any
-            TransitionScorer.
+            TransitionScorer; "draft_model" needs such a causal LM.
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens after the next;
             BlockwiseHeads, or DraftHeads. None: those of a BlockwiseLM,
             with its selector if it has one.
-        draft_model: a small causal LM of `transformers` with the target's tokenizer, for
-            "draft_model".
         tokenizer: of `transformers` or `tokenizers`; encodes prompts and decodes the output into
             `result.text`. Stop strings need one of `transformers`.
         attention_mask: of the shape of input_ids, 0 for masked tokens; None: `model.generate`
@@ -282,11 +279,12 @@ def generate(
         A DecodeResult for one prompt; for several a list of them, in order.
 
     Raises:
-        ValueError: an unknown strategy; heads, an LM or a draft model that is missing; an option, a
-            draft model or, with a strategy by name, an LM that the strategy does not use; options
-            out of range; an LM, a draft model, heads or a constraint of another vocabulary; a model
-            in training mode with dropout; or see `decode`.
-        TypeError: not a supported model, heads that are not callable, or an unknown option.
+        ValueError: an unknown strategy; heads or an LM that is missing; an option or, with a
+            strategy by name, an LM that the strategy does not use; options out of range; an LM,
+            heads or a constraint of another vocabulary; a model in training mode with dropout; or
+            see `decode`.
+        TypeError: not a supported model, an LM of another type, heads that are not callable, or an
+            unknown option.
         MemoryError: a call did not fit into memory.
     """
     named = errors_named("generate", "decode", "make_drafter")
@@ -314,12 +312,12 @@ def generate(
                 TokenRecords(logprobs=logprobs) for _ in texts
             ],
         }  # fmt: skip
-        config = read_config("generate", drafter, options, lm=lm, draft_model=draft_model)
+        config = read_config("generate", drafter, options, lm)
         if config is None:
             chosen: Any = drafter
         else:
             costs = costs_of(target.target.base, cpu_kernels=cpu_kernels)
-            sources = DraftSources(lm, draft_model, target.heads is not None, costs=costs)
+            sources = DraftSources(lm, target.heads is not None, costs=costs)
             chosen = make_drafter(config, sources)
         prompts, settings = request.prepare(decoding)
         results = decode_prompts(target, prompts, chosen, settings)
@@ -329,12 +327,12 @@ def generate(
 
 
 def read_config(
-    where: str, drafter: Any, options: dict[str, Any], **sources: Any
+    where: str, drafter: Any, options: dict[str, Any], lm: Any = None
 ) -> DraftConfig | None:
     """The config for a strategy's name or a config; None for a drafter object.
 
     Raises:
-        TypeError: another type, or options or sources given with a drafter object.
+        TypeError: another type, or options or an LM given with a drafter object.
         ValueError: an unknown strategy, options out of range, an option that the strategy does not
             use, or an LM that a strategy given by its name does not use.
     """
@@ -349,7 +347,7 @@ def read_config(
         _check_names(where, options)
         config = DraftConfig.make(where, drafter, options)
         check_used(where, config.strategy, options)
-        is_lm_unused = sources.get("lm") is not None and not STRATEGIES[config.strategy].uses("lm")
+        is_lm_unused = lm is not None and not STRATEGIES[config.strategy].uses("lm")
         if isinstance(drafter, str) and is_lm_unused:
             raise ValueError(
                 f"{where}: strategy {drafter!r} does not use an LM; leave lm out, or use 'mixture'"
@@ -361,7 +359,7 @@ def read_config(
             f"{where}: drafter is {drafter!r}; expected the name of a strategy, a DraftConfig, or "
             "a drafter with a method `propose`"
         )
-    given = [*options, *(name for name, source in sources.items() if source is not None)]
+    given = [*options, *(() if lm is None else ("lm",))]
     if given:
         raise TypeError(
             f"{where}: {', '.join(given)} given with a drafter; expected them at its construction; "

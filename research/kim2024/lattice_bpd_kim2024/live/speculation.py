@@ -204,7 +204,7 @@ class _DraftLengths(Drafter):
 
     def __init__(self, draft_model: Any, length: int) -> None:
         config = DraftConfig("draft_model", draft_length=length)
-        self.drafter = make_drafter(config, DraftSources(draft_model=draft_model))
+        self.drafter = make_drafter(config, DraftSources(draft_model))
         reader: Any = vars(self.drafter)["reader"]
         reader.model = self.model = _TimedModel(reader.model)
         self.max_nodes, self.lengths = length, list[int]()

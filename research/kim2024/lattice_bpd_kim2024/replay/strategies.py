@@ -93,10 +93,7 @@ class Setting:
         """
         if self.strategy == "oracle":
             return OracleDrafter(output, top_k=config.top_k)
-        config = replace(config, strategy=self.strategy)
-        if self.strategy == "draft_model":
-            return make_drafter(config, DraftSources(draft_model=source))
-        return make_drafter(config, DraftSources(source))
+        return make_drafter(replace(config, strategy=self.strategy), DraftSources(source))
 
 
 _GREEDY = Setting("greedy", "greedy", "greedy")
