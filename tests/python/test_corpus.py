@@ -99,24 +99,22 @@ def gpt2_style(tmp_path):
     return tokenizer
 
 
-def test_bpe_from_both_kinds_of_files(tmp_path, monkeypatch):
+def test_bpe(tmp_path, monkeypatch):
     tokenizer = gpt2_style(tmp_path)
     text = TEXT * 50 + "Ünïcode 漢字 and more"
     path = write(tmp_path / "text", text.encode())
     expected = [tokenizer.encode(text).ids]
     monkeypatch.setattr("lattice_bpd.text_input._CHUNK_BYTES", 100)
-    for options in (
-        {"tokenizer": tmp_path / "tokenizer.json"},
-        {"tokenizer": tmp_path / "vocab.json"},
-        {"tokenizer": tmp_path / "vocab.json", "merges": tmp_path / "merges.txt"},
-        {"tokenizer": tmp_path},
-    ):
-        corpus = Corpus([path], **options)
+    for given in (tmp_path / "tokenizer.json", tmp_path):
+        corpus = Corpus([path], given)
         assert sequences_of(corpus) == expected
         assert corpus.size_of_vocabulary == tokenizer.get_vocab_size()
-    (tmp_path / "merges.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no merges\.txt or vocab\.bpe next to it"):
+    with pytest.raises(FormatError, match=r"for a vocab\.json with merges give the folder"):
         load_encoder(str(tmp_path / "vocab.json"))
+    pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.json").unlink()  # vocab.json and merges.txt remain
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert load_encoder(str(tmp_path)).encode([text])[0].tolist() == expected[0]
 
 
 @pytest.mark.parametrize("kind", ["uint16", "uint32", "int64", "rows"])
@@ -182,7 +180,7 @@ def test_bad_files(name, data, error, message, words, tmp_path):
         ({"vocab_size": 6}, ValueError, r"has 7 token ids, vocab_size is 6; expected at least"),
         ({"boundaries": "page"}, ValueError, "expected line, paragraph or document"),
         ({"tokenizer": "a.bin"}, ValueError, r"a\.bin: expected a tokenizer\.json"),
-        ({"tokenizer": "empty"}, FileNotFoundError, r"empty: no tokenizer\.json"),
+        ({"tokenizer": "empty"}, FileNotFoundError, r"empty/tokenizer\.json: no such file"),
         ({"tokenizer": "bad.json"}, FormatError, r"bad\.json: not a tokenizer"),
         ({"tokenizer": "twice.txt"}, FormatError, r"line 3: 'a' is a duplicate"),
     ],

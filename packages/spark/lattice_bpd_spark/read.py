@@ -43,7 +43,7 @@ class SparkCorpus:
     frame: DataFrame
     vocabulary: Vocabulary
     name: str
-    tokenizer: TokenizerFiles | None
+    tokenizer: TokenizerFile | None
     boundaries: Boundaries
     field: str | None
 
@@ -54,7 +54,6 @@ def read_corpus(
     *,
     format: str | None = None,  # noqa: A002  Spark's term
     tokenizer: str | None = None,
-    merges: str | None = None,
     vocab_size: int | None = None,
     boundaries: Boundaries = "document",
     field: str = "text",
@@ -68,9 +67,8 @@ def read_corpus(
         spark: the session.
         inputs: paths that the cluster can read (also hdfs://, s3a://), with wildcards, or folders.
         format: "parquet", "json" (an object on each line) or "text"; default: by the names.
-        tokenizer: file of a tokenizer on the driver, see load_encoder; it is sent to the
-            executors. Not needed for token ids.
-        merges: merges of a GPT-2 style vocab.json.
+        tokenizer: file of a tokenizer on the driver, see load_encoder, or the folder of a
+            tokenizer.json; it is sent to the executors. Not needed for token ids.
         vocab_size: V; default: that of the tokenizer.
         boundaries: unit of text between <s> and </s>: "line", "paragraph" or "document", which is
             a Parquet row, a JSON object or a text file.
@@ -89,7 +87,7 @@ def read_corpus(
     if boundaries not in get_args(Boundaries):
         raise ValueError(f"boundaries is {boundaries!r}; expected line, paragraph or document")
     kind = format if format is not None else _format_of(paths)
-    files, own_size = read_tokenizer(tokenizer, merges) if tokenizer is not None else (None, None)
+    file, own_size = read_tokenizer(tokenizer) if tokenizer is not None else (None, None)
     with clear_errors():
         frame, is_text = _open(spark, paths, kind, boundaries, field)
     size = _vocab_size(paths[0], is_text, vocab_size, own_size)
@@ -99,7 +97,7 @@ def read_corpus(
         frame,
         vocabulary,
         ", ".join(paths),
-        files if is_text else None,
+        file if is_text else None,
         boundaries,
         field if kind == "json" else None,
     )
@@ -231,52 +229,33 @@ def _ids_of(corpus: SparkCorpus, column: Any) -> tuple[Int32Array, Int64Array]:
     return ids.astype(np.int32), offsets.astype(np.int64)
 
 
-_MERGES = ("merges.txt", "vocab.bpe")
-_IN_FOLDER = ("tokenizer.json", "vocab.json", "encoder.json", *_MERGES)
-
-
 @dataclass(frozen=True)
-class TokenizerFiles:
-    """The files of a tokenizer, by name.
+class TokenizerFile:
+    """The file of a tokenizer.
 
     Attributes:
-        name: name for error messages.
-        main: the file to load; empty for a folder.
-        merges: the file with the merges, if given.
-        files: names and contents.
+        path: where it was read.
+        data: its content.
     """
 
-    name: str
-    main: str
-    merges: str | None
-    files: tuple[tuple[str, bytes], ...]
+    path: str
+    data: bytes
 
 
-def read_tokenizer(tokenizer: str, merges: str | None = None) -> tuple[TokenizerFiles, int]:
-    """Reads the files of a tokenizer; also returns its number of token ids.
+def read_tokenizer(tokenizer: str) -> tuple[TokenizerFile, int]:
+    """Reads the file of a tokenizer; also returns its number of token ids.
 
     Raises:
-        OSError, FormatError, ValueError, ImportError: as load_encoder does.
+        OSError, FormatError, ValueError, ImportError: as load_encoder does for a file.
     """
-    vocab_size = load_encoder(tokenizer, merges=merges, threads=1).vocab_size
     path = Path(tokenizer)
-    if path.is_dir():
-        paths = [path / name for name in _IN_FOLDER if (path / name).is_file()]
-    else:
-        merges_names = _MERGES if path.suffix == ".json" and merges is None else ()
-        paths = [
-            path,
-            *(path.parent / name for name in merges_names if (path.parent / name).is_file()),
-        ]
-    if merges is not None:
-        paths.append(Path(merges))
-    files = tuple((file.name, file.read_bytes()) for file in paths)
-    main = "" if path.is_dir() else path.name
-    return TokenizerFiles(str(path), main, merges and Path(merges).name, files), vocab_size
+    path = path / "tokenizer.json" if path.is_dir() else path
+    vocab_size = load_encoder(str(path), threads=1).vocab_size
+    return TokenizerFile(str(path), path.read_bytes()), vocab_size
 
 
 @functools.lru_cache(maxsize=1)
-def load_here(tokenizer: TokenizerFiles) -> Encoder:
+def load_here(tokenizer: TokenizerFile) -> Encoder:
     """Loads the tokenizer once per worker, with one thread since each core has a worker.
 
     Raises:
@@ -286,16 +265,15 @@ def load_here(tokenizer: TokenizerFiles) -> Encoder:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         with temporary_folder() as folder:
-            for name, data in tokenizer.files:
-                (folder / name).write_bytes(data)
-            merges = str(folder / tokenizer.merges) if tokenizer.merges else None
-            encoder = load_encoder(str(folder / tokenizer.main), merges=merges, threads=1)
+            copy = folder / Path(tokenizer.path).name
+            copy.write_bytes(tokenizer.data)
+            encoder = load_encoder(str(copy), threads=1)
     except OSError as error:
         raise OSError(
-            f"{tokenizer.name}: the tokenizer cannot be written on an executor ({error}); free "
+            f"{tokenizer.path}: the tokenizer cannot be written on an executor ({error}); free "
             "space in its temporary folder (TMPDIR)"
         ) from error
-    encoder.name = tokenizer.name
+    encoder.name = tokenizer.path
     return encoder
 
 

@@ -59,18 +59,14 @@ class UnknownWordError(ValueError):
         self.text_index, self.line, self.word = text_index, line, word
 
 
-def load_encoder(
-    tokenizer: str | Pretrained, *, merges: str | None = None, threads: int = 0
-) -> Encoder:
+def load_encoder(tokenizer: str | Pretrained, *, threads: int = 0) -> Encoder:
     """Loads a tokenizer: a model's, or from a file whose name determines its kind.
 
     Args:
-        tokenizer: one of: a tokenizer.json of the tokenizers library; with `merges`, a GPT-2 style
-            vocab.json (encoder.json); a SentencePiece .model; a vocabulary .txt with one word a
-            line, line 0 for token id 0, for text that is split at white space. Or a folder with a
-            tokenizer.json, with another tokenizer of transformers, or with vocab.json and
-            merges.txt.
-        merges: the merges.txt (vocab.bpe) of a vocab.json; default: the one in the same folder.
+        tokenizer: one of: a tokenizer.json of the tokenizers library; a SentencePiece .model; a
+            vocabulary .txt with one word a line, line 0 for token id 0, for text that is split at
+            white space. Or a folder with a tokenizer.json, or with another tokenizer of
+            transformers.
         threads: for SentencePiece; 0 for every core. The tokenizers library takes every core, or
             RAYON_NUM_THREADS.
 
@@ -84,47 +80,30 @@ def load_encoder(
         return ModelEncoder(tokenizer)
     path = Path(tokenizer)
     if path.is_dir():
-        if (path / "tokenizer_config.json").is_file() and not (path / "tokenizer.json").is_file():
-            return ModelEncoder(find_pretrained(path))
-        path = _find_in_folder(path)
+        folder, path = path, path / "tokenizer.json"
+        others = ("tokenizer_config.json", "config.json")
+        if not path.is_file() and any((folder / name).is_file() for name in others):
+            return ModelEncoder(find_pretrained(folder))
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a tokenizer")
+        raise FileNotFoundError(
+            f"{path}: no such file; expected a tokenizer, or a model's folder with its config.json"
+        )
     if path.suffix == ".model":
         return SentencePieceEncoder(path, threads)
     if path.suffix == ".txt":
         return WordEncoder(read_words(path), str(path))
     if path.suffix != ".json":
         raise ValueError(
-            f"{path}: expected a tokenizer.json, a vocab.json with merges, a SentencePiece .model "
-            "or a vocabulary .txt"
+            f"{path}: expected a tokenizer.json, a SentencePiece .model or a vocabulary .txt"
         )
-    return BpeEncoder(path, Path(merges) if merges is not None else _find_merges(path))
+    return BpeEncoder(path)
 
 
-def _find_in_folder(folder: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.json", "encoder.json"):
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(f"{folder}: no tokenizer.json, vocab.json or encoder.json in it")
-
-
-def _find_merges(path: Path) -> Path | None:
-    if path.name not in ("vocab.json", "encoder.json"):
-        return None
-    for name in ("merges.txt", "vocab.bpe"):
-        if (path.parent / name).is_file():
-            return path.parent / name
-    raise FileNotFoundError(
-        f"{path}: no merges.txt or vocab.bpe next to it; give the file with the merges"
-    )
-
-
-def read_tokenizer(path: Path, merges: Path | None = None) -> Any:
+def read_tokenizer(path: Path) -> Any:
     """A tokenizer of the `tokenizers` library, without padding and truncation.
 
     Args:
-        path: a tokenizer.json; or a vocab.json, if merges are given; or a model's folder.
-        merges: GPT-2's byte-level BPE: the file with the merges.
+        path: a tokenizer.json, or a model's folder.
 
     Raises:
         ImportError: `tokenizers` is not installed (extra `train`).
@@ -142,16 +121,12 @@ def read_tokenizer(path: Path, merges: Path | None = None) -> Any:
         data = made.backend_tokenizer.to_str().encode()
     else:
         data = read_bytes(path)
-    if merges is not None:
-        refuse_foreign(merges)
     try:
-        if merges is not None:
-            return library.ByteLevelBPETokenizer(str(path), str(merges))
         tokenizer = library.Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises bare Exception
         raise FormatError(
             f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
-            "library, or a vocab.json and its merges"
+            "library; for a vocab.json with merges give the folder of its model"
         ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -162,13 +137,12 @@ class BpeEncoder:
     """A tokenizer of the `tokenizers` library, multithreaded.
 
     Args:
-        path: a tokenizer.json; or a vocab.json, if merges are given.
-        merges: GPT-2's byte-level BPE: the file with the merges.
+        path: a tokenizer.json.
     """
 
-    def __init__(self, path: Path, merges: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.name = str(path)
-        self._tokenizer = read_tokenizer(path, merges)
+        self._tokenizer = read_tokenizer(path)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         self._encode_batch: Callable[..., list[Any]] = getattr(
             self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch
@@ -300,11 +274,8 @@ class Corpus:
         inputs: files and folders, or "-" for standard input. Text: any name, .gz and .zst are
             decompressed, .jsonl has an object on each line. Token ids: .npy and .bin. From
             folders, also below them: .txt, .text, .md, .jsonl, .ndjson (.gz, .zst), .npy, .bin.
-        tokenizer: tokenizer.json, vocab.json with its merges, a SentencePiece .model, or a
-            vocabulary .txt for text that is split at white space; a model; or a WordEncoder. Token
-            ids need none.
-        merges: file of the merges of a GPT-2 style vocab.json; None: merges.txt or vocab.bpe in
-            the same folder.
+        tokenizer: tokenizer.json, a SentencePiece .model, or a vocabulary .txt for text that is
+            split at white space; a model, or its folder; or a WordEncoder. Token ids need none.
         vocab_size: number of token ids. None: the tokenizer's.
         boundaries: unit of text between <s> and </s>: "line", "paragraph" or "document".
         field: the .jsonl field with the text.
@@ -317,7 +288,6 @@ class Corpus:
 
     inputs: Sequence[StrPath]
     tokenizer: StrPath | Pretrained | WordEncoder | None = None
-    merges: StrPath | None = None
     vocab_size: int | None = None
     boundaries: Boundaries = "document"
     field: str = "text"
@@ -347,10 +317,7 @@ class Corpus:
         elif isinstance(self.tokenizer, WordEncoder):
             self.encoder = self.tokenizer
         elif self.tokenizer is not None:
-            merges = os.fspath(self.merges) if self.merges is not None else None
-            self.encoder = load_encoder(
-                os.fspath(self.tokenizer), merges=merges, threads=self.threads
-            )
+            self.encoder = load_encoder(os.fspath(self.tokenizer), threads=self.threads)
         self.size_of_vocabulary = _vocab_size(self.vocab_size, self.encoder, self.files)
 
     @property
