@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,42 +107,9 @@ def check_same_ids(where: str, name: str, size: int, wanted: int) -> None:
         )
 
 
-def encode_words(words: Sequence[str], encoding: str = "utf-8") -> list[bytes]:
-    """The bytes of each word in a file of this encoding.
-
-    Raises:
-        ValueError: An unknown encoding, or one that does not extend ASCII.
-    """
-    codec = ascii_codec(encoding)
-    encoded = []
-    for word in words:
-        try:
-            encoded.append(word.encode(codec))
-        except UnicodeEncodeError:  # matches no word of a file in this encoding
-            encoded.append(b"\0" + word.encode("utf-8", "surrogatepass"))
-    return encoded
-
-
-def ascii_codec(encoding: str) -> str:
-    """The name of an encoding in which ASCII text is ASCII bytes, as ARPA readers need it.
-
-    Raises:
-        ValueError: An unknown encoding, or one that does not extend ASCII.
-    """
-    try:
-        name = codecs.lookup(encoding).name
-        good = name == "utf-8-sig" or "\\1-grams:\t<s> 0\n".encode(name) == b"\\1-grams:\t<s> 0\n"
-    except (LookupError, TypeError):
-        raise ValueError(
-            f"encoding is {encoding!r}; expected a name that Python knows, such as 'utf-8' or "
-            "'latin-1'"
-        ) from None
-    if not good:
-        raise ValueError(
-            f"encoding is {encoding!r}, which does not extend ASCII; convert the file to UTF-8 "
-            f"(iconv -f {name} -t UTF-8)"
-        )
-    return "utf-8" if name == "utf-8-sig" else name
+def encode_words(words: Sequence[str]) -> list[bytes]:
+    """The UTF-8 bytes of each word; those of an unpaired surrogate match no text."""
+    return [word.encode("utf-8", "surrogatepass") for word in words]
 
 
 def _read_file(path: Path) -> list[str]:

@@ -139,8 +139,6 @@ CALLS: dict[str, tuple[Callable[[NGramLM, Path], Any], type[Exception], str]] = 
     "training on a masked text": (lambda *_: NGramLM.train([MASKED_IDS], vocab_size=4), TypeError,
                                   "sequence 0 is a masked numpy array"),
     "small vocab_size": (load(vocab_size=3), ValueError, "vocab_size is 3.*token id 3"),
-    "unknown encoding": (load(encoding="utf-9"), ValueError, "'utf-9'; expected a name that"),
-    "two-byte encoding": (load(encoding="utf-16"), ValueError, "does not extend ASCII; convert"),
     "bos outside": (load(bos_id=4), ValueError, r"bos_id is 4; expected a token id in 0\.\.3"),
     "unk is bos": (load(vocab_size=6, bos_id=5, unk_id=5), ValueError, "unk_id is 5"),
     "bos is a word": (load(bos_id=0), FormatError, "occurs twice"),

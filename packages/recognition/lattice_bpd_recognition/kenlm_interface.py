@@ -222,7 +222,7 @@ def read_word_lm(path: str | os.PathLike[str], *, need_words: bool = True) -> NG
                 "or ngram from-kenlm, or give it words (NGramLM.with_words) and save it"
             )
         return lm
-    with open_arpa(name, "utf-8") as plain:
+    with open_arpa(name) as plain:
         words = _core.read_arpa_words(plain)
         core = _core.read_arpa(plain, None, words, None, None, None)
     return NGramLM(_core.with_words(core, b"".join(word + b"\n" for word in words)))

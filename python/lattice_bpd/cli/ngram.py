@@ -45,7 +45,7 @@ _EVALUATE_EXAMPLE = """example:
   lattice-bpd ngram evaluate katz.lm pruned.lm --text heldout.ids
 """
 _LM_HELP = "LM file; ARPA text of token ids too, other files by ngram convert"
-_READING = ("vocab", "encoding", "vocab_size", "bos_id", "eos_id", "unk_id")
+_READING = ("vocab", "vocab_size", "bos_id", "eos_id", "unk_id")
 
 
 def add_parser(commands: Commands) -> None:
@@ -106,7 +106,7 @@ def _add_formats(actions: Commands) -> None:
     )  # fmt: skip
     parser.add_argument("input", type=Path, metavar="ARPA", help="plain or gzipped")
     parser.add_argument("output", type=Path, metavar="LM")
-    add_options(parser, convert.read_kenlm, ("vocab", "encoding"))
+    add_options(parser, convert.read_kenlm, ("vocab",))
     parser.add_argument(
         "--write-vocab", type=Path, metavar="FILE", help="write the words by token id, one per line"
     )
@@ -254,7 +254,7 @@ def run_kenlm(args: argparse.Namespace) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with timed_step(f"read {args.input}"):
-            lm, words = convert.read_kenlm(args.input, args.vocab, encoding=args.encoding)
+            lm, words = convert.read_kenlm(args.input, args.vocab)
     for warning in caught:
         print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
     lm.save(args.output)

@@ -1,4 +1,4 @@
-"""ARPA files: plain or compressed, in any encoding that extends ASCII."""
+"""ARPA files: plain or compressed, in UTF-8."""
 
 from __future__ import annotations
 
@@ -14,46 +14,38 @@ from lattice_bpd import _core
 from lattice_bpd.atomic_files import replacing_durably, temporary_folder
 from lattice_bpd.lm.training import native_path
 from lattice_bpd.text_input import GZIP, ZSTD, read_chunks, refuse_foreign
-from lattice_bpd.vocabulary import StrPath, ascii_codec
+from lattice_bpd.vocabulary import StrPath
 
 _EXPECTED = "ARPA text, plain or compressed by gzip or zstd"
-_HINT = " (the file is not UTF-8: pass its encoding, such as encoding='latin-1')"
-_NOT_UTF8 = re.compile(r"(?:\\x[0-9a-f]{2})+")  # how the core escapes such bytes
+_HINT = " (the file is not UTF-8: convert it, for example with iconv -f latin1 -t utf-8)"
+_NOT_UTF8 = re.compile(r"\\x[0-9a-f]{2}")  # how the core escapes such bytes
 
 
-def read_arpa_words(path: StrPath, *, encoding: str = "utf-8") -> list[str]:
+def read_arpa_words(path: StrPath) -> list[str]:
     """The words of an ARPA file's unigrams in file order, without ``<s>``, ``</s>``, ``<unk>``.
 
     Args:
         path: The file, plain or compressed by gzip or zstd.
-        encoding: Encoding of the words: UTF-8, or another one that extends ASCII, such as Latin-1.
 
     Raises:
         OSError: The file cannot be opened.
-        FormatError: Malformed text (the message has the line number), or another encoding.
-        ValueError: An unknown encoding, or one that does not extend ASCII.
+        FormatError: Malformed text (the message has the line number), or not UTF-8.
     """
-    codec = ascii_codec(encoding)
-    with open_arpa(path, codec) as plain:
+    with open_arpa(path) as plain:
         words = _core.read_arpa_words(plain)
     try:
-        return [word.decode(codec) for word in words]
+        return [word.decode() for word in words]
     except UnicodeDecodeError as error:
         raise _core.FormatError(
-            f"{os.fspath(path)}: the word {error.object[:60]!r} is not {codec}; expected the "
-            "file's encoding, such as encoding='latin-1'"
+            f"{os.fspath(path)}: the word {error.object[:60]!r} is no text{_HINT}"
         ) from None
 
 
 @contextmanager
-def open_arpa(path: StrPath, codec: str) -> Iterator[str]:
+def open_arpa(path: StrPath) -> Iterator[str]:
     """The path of an ARPA file's plain text, a temporary copy if it is compressed.
 
-    Errors raised inside the block name the original file and show words in its encoding.
-
-    Args:
-        path: The file, plain or compressed by gzip or zstd.
-        codec: Its encoding, from ascii_codec.
+    Errors raised inside the block name the original file and, where a word is not UTF-8, say so.
     """
     source = native_path(path)
     with ExitStack() as stack:
@@ -65,7 +57,8 @@ def open_arpa(path: StrPath, codec: str) -> Iterator[str]:
             yield plain
         except _core.FormatError as error:
             message = str(error).replace(plain, source)
-            raise _core.FormatError(_show_words(message, codec)) from None
+            is_other = _NOT_UTF8.search(message) and _HINT not in message
+            raise _core.FormatError(message + _HINT if is_other else message) from None
 
 
 def write_gzip(path: Path, write: Callable[[Path], None]) -> None:
@@ -116,15 +109,3 @@ def _unpack(source: Path, folder: Path) -> Path:
             os.fspath(source),
         ) from None
     return plain
-
-
-def _show_words(message: str, codec: str) -> str:
-    """Decodes bytes that the core escaped since they are not UTF-8, or adds a hint."""
-    if _HINT in message or not _NOT_UTF8.search(message):
-        return message
-    if codec == "utf-8":
-        return message + _HINT
-    return _NOT_UTF8.sub(
-        lambda match: bytes.fromhex(match[0].replace("\\x", "")).decode(codec, "backslashreplace"),
-        message,
-    )

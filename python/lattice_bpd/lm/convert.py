@@ -17,7 +17,7 @@ from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, write_gzip
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import optional_id
 from lattice_bpd.text_input import LM_MAGIC
-from lattice_bpd.vocabulary import Vocab, ascii_codec, read_words
+from lattice_bpd.vocabulary import Vocab, read_words
 
 FORMATS = ("lm", "arpa", "arpa.gz", "fst", "const-fst")
 
@@ -28,7 +28,6 @@ def read_lm(
     path: str | os.PathLike[str],
     *,
     vocab: Vocab | None = None,
-    encoding: str = "utf-8",
     vocab_size: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
@@ -42,7 +41,6 @@ def read_lm(
             whose labels are token id + 1 and whose states have failure (or epsilon) arcs.
         vocab: ARPA: words by token id: a tokenizer.json (or its folder), vocab.json, SentencePiece
             .model, or one word per line; see :func:`read_words`. None: decimal token ids.
-        encoding: ARPA: encoding of the words, such as latin-1.
         vocab_size: V; needed for an OpenFst file without vocab.
         bos_id: token id that is ``<s>``, if any. Not for native files.
         eos_id: token id that is ``</s>``, if any.
@@ -72,11 +70,11 @@ def read_lm(
         return NGramLM(
             _core.read_lm_fst(os.fspath(source), size, **ids, failure_label=failure_label)
         )
-    return NGramLM.from_arpa(source, vocab_size, vocab=words, encoding=encoding, **ids)
+    return NGramLM.from_arpa(source, vocab_size, vocab=words, **ids)
 
 
 def read_kenlm(
-    path: str | os.PathLike[str], vocab: Vocab | None = None, *, encoding: str = "utf-8"
+    path: str | os.PathLike[str], vocab: Vocab | None = None
 ) -> tuple[NGramLM, list[str]]:
     """Reads an ARPA file of KenLM's lmplz, plain or gzipped, with its words.
 
@@ -84,7 +82,6 @@ def read_kenlm(
         path: the file.
         vocab: words by token id, see :func:`read_words`. None: in file order, except ``<s>``,
             ``</s>`` and ``<unk>``.
-        encoding: encoding of the words, such as latin-1.
 
     Returns:
         The LM, which has the words without vocab, and the word of each token id.
@@ -99,13 +96,13 @@ def read_kenlm(
             ``<unk>``, as in KenLM, so sums over the vocabulary exceed 1.
     """
     source = Path(path)
-    with open_arpa(source, ascii_codec(encoding)) as plain:  # decompressed once
-        words = read_arpa_words(plain, encoding=encoding) if vocab is None else read_words(vocab)
-        lm = NGramLM.from_arpa(plain, vocab=words, encoding=encoding)
+    with open_arpa(source) as plain:  # decompressed once
+        words = read_arpa_words(plain) if vocab is None else read_words(vocab)
+        lm = NGramLM.from_arpa(plain, vocab=words)
         if vocab is None:
             lm = lm.with_words(words)
         else:
-            _warn_of_unknown(source, lm, words, set(read_arpa_words(plain, encoding=encoding)))
+            _warn_of_unknown(source, lm, words, set(read_arpa_words(plain)))
     return lm, words
 
 

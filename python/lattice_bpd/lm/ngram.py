@@ -26,7 +26,7 @@ from lattice_bpd.lm.training import (
 )
 from lattice_bpd.text_input import LM_MAGIC, refuse_foreign
 from lattice_bpd.token_ids import to_token_ids
-from lattice_bpd.vocabulary import StrPath, Vocab, ascii_codec, encode_words, read_words
+from lattice_bpd.vocabulary import StrPath, Vocab, encode_words, read_words
 
 
 class NGramLM:
@@ -214,12 +214,11 @@ class NGramLM:
         vocab_size: int | None = None,
         *,
         vocab: Vocab | None = None,
-        encoding: str = "utf-8",
         bos_id: int | None = None,
         eos_id: int | None = None,
         unk_id: int | None = None,
     ) -> NGramLM:
-        """Reads ARPA text.
+        """Reads ARPA text, UTF-8 with or without a byte order mark.
 
         Args:
             path: The file, plain or gzipped.
@@ -230,8 +229,6 @@ class NGramLM:
                 :func:`lattice_bpd.lm.read_words`. Without it the words must be decimal
                 token ids ("17"). :func:`lattice_bpd.lm.read_arpa_words` numbers words that have
                 no ids yet.
-            encoding: Encoding of the words: UTF-8, or another one that extends ASCII, such as
-                Latin-1. A byte order mark is skipped.
             bos_id: Token id that is ``<s>``, if any.
             eos_id: Token id that is ``</s>``, if any.
             unk_id: Token id that is ``<unk>``, if any.
@@ -239,13 +236,12 @@ class NGramLM:
         Raises:
             OSError: The file cannot be opened.
             FormatError: Malformed text; the message has the line number.
-            ValueError: vocab, encoding or ids that do not fit.
+            ValueError: vocab or ids that do not fit.
         """
-        codec = ascii_codec(encoding)
-        words = [] if vocab is None else encode_words(read_words(vocab), codec)
+        words = [] if vocab is None else encode_words(read_words(vocab))
         named = {"vocab_size": vocab_size, "bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
         numbers = [optional_id(name, value) for name, value in named.items()]
-        with open_arpa(path, codec) as plain:
+        with open_arpa(path) as plain:
             return cls(_core.read_arpa(plain, numbers[0], words, *numbers[1:]))
 
     def to_arpa(self, path: StrPath, *, vocab: Vocab | None = None) -> None:
