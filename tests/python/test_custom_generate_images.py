@@ -12,7 +12,7 @@ import torch
 
 from lattice_bpd.decode import CustomGenerate, generate
 from planted_drafts import PlantedDrafts
-from vision_models import IMAGE, KINDS, VOCAB, build_vision_model, image_inputs
+from vision_models import IMAGE, KINDS, RECURRENT, VOCAB, build_vision_model, image_inputs
 
 NEW = 20
 PROMPTS = [[3, IMAGE, 5, 6, 7], [IMAGE, 9], [1, 2, IMAGE, 4, 11, 12, 13, 14, 15]]
@@ -35,7 +35,7 @@ def ours(kind: str, inputs: dict, method: CustomGenerate) -> list[list[int]]:
     return output[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, RECURRENT])
 def test_a_prompt_with_an_image(kind):
     for seed, prompt in enumerate(PROMPTS):
         inputs = image_inputs(kind, [prompt], seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     Gemma3Config,
@@ -30,7 +31,7 @@ _EYES: dict[str, Any] = {
 
 
 def build_vision_model(kind: str) -> PreTrainedModel:
-    """A random model of one of KINDS."""
+    """A random model of one of KINDS, or the RECURRENT one."""
     torch.manual_seed(0)
     model = _BUILDERS[kind]()
     with torch.no_grad():
@@ -52,7 +53,7 @@ def image_inputs(kind: str, prompts: list[list[int]], seed: int = 0) -> dict[str
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
     inputs = {"input_ids": ids, "attention_mask": mask}
     count = len(rows)
-    if kind == "qwen2_vl":
+    if kind in ("qwen2_vl", RECURRENT):
         inputs["pixel_values"] = torch.randn(16 * count, 3 * 2 * 4 * 4, generator=generator)
         inputs["image_grid_thw"] = torch.tensor([[1, 4, 4]] * count)
         inputs["mm_token_type_ids"] = (ids == IMAGE).long()
@@ -97,5 +98,31 @@ def _paligemma() -> PreTrainedModel:
     )  # fmt: skip
 
 
+def _qwen3_5() -> PreTrainedModel:
+    transformers = pytest.importorskip("transformers", minversion="5.2")
+    rope = {
+        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 1.0,
+    }  # fmt: skip
+    return transformers.Qwen3_5ForConditionalGeneration(
+        transformers.Qwen3_5Config(
+            text_config={
+                **_TEXT, "rope_parameters": rope, "linear_conv_kernel_dim": 4,
+                "layer_types": ["linear_attention", "full_attention"],
+                "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+                "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            },
+            vision_config={
+                "depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2,
+                "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+                "out_hidden_size": 32, "num_position_embeddings": 16,
+            },
+            image_token_id=IMAGE, vision_start_token_id=START, vision_end_token_id=END,
+        )
+    )  # fmt: skip
+
+
+RECURRENT = "qwen3_5"  # it takes no batches
 _BUILDERS = {"qwen2_vl": _qwen2_vl, "gemma3": _gemma3, "paligemma": _paligemma}
 KINDS = tuple(_BUILDERS)
+_BUILDERS[RECURRENT] = _qwen3_5

@@ -58,6 +58,7 @@ class Seq2SeqTarget:
 
     sliding_window: int | None = None
     is_recurrent = False
+    shift = 0
     windows = Windows(None, mixed=False, by_cache_position=None)
 
     def __init__(

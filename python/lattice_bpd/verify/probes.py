@@ -116,7 +116,8 @@ def _try_tree(target: Any, implementation: str) -> str | None:
 
     def last_logits(tokens: list[int], positions: Tensor, **masks: Any) -> Tensor:
         row = torch.tensor([tokens], device=target.device)
-        logits: Tensor = target(row, target.new_cache(), position_ids=positions, **masks).logits
+        steps = positions - target.shift
+        logits: Tensor = target(row, target.new_cache(), position_ids=steps, **masks).logits
         return logits[0, -1].float()
 
     steps = torch.arange(5, device=target.device)[None]

@@ -64,6 +64,8 @@ class CausalLMTarget:
         is_recurrent: whether layers keep a recurrent or convolution state; see
             `lattice_bpd.verify.cache`.
         is_recorded: whether calls are replayed, with the widths of `graphs`.
+        shift: added to every position: the difference between a prompt's next position and its
+            number of tokens (M-RoPE, PaliGemma).
 
     Raises:
         TypeError: not a decoder-only causal LM with an output embedding.
@@ -74,6 +76,7 @@ class CausalLMTarget:
     decoder_prompt: list[int] | None = None
     stop_token_ids: frozenset[int] = frozenset()  # given by the caller
     is_recorded = False
+    shift = 0
 
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
         base = unwrap_model(model.base if isinstance(model, BlockwiseLM) else model)
@@ -132,7 +135,7 @@ class CausalLMTarget:
                 start, (rows, size) = cache.get_seq_length(), input_ids.shape
                 steps = torch.arange(start, start + size, device=input_ids.device)
                 position_ids = steps.expand(rows, -1)
-            inputs["position_ids"] = position_ids
+            inputs["position_ids"] = position_ids + self.shift if self.shift else position_ids
         return inputs
 
     def _call(self, inputs: dict[str, Any]) -> TargetOutput:
@@ -147,8 +150,8 @@ class CausalLMTarget:
         return call_forward(self.base, self.embedding, inputs, layers, needs_hidden=False)
 
     def max_draft_length(self, position: int) -> int | None:
-        """The longest draft after the exact token at `position`; None without a limit."""
-        return self.limits.max_draft_length(position)
+        """The longest draft after the exact token, the token `position` of the text, or None."""
+        return self.limits.max_draft_length(position + self.shift)
 
     def find_limits(self, length: int) -> None:
         """Find the limits of calls in texts of up to `length` tokens, drafts included.

@@ -7,6 +7,7 @@ the prompt's next position and its number of tokens (M-RoPE, PaliGemma).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,63 +30,11 @@ PROMPT_INPUTS = frozenset(
 }  # fmt: skip
 
 
-class ShiftedTarget:
-    """A target whose position ids are shifted against the token indices.
-
-    Args:
-        target: the target, which provides all other attributes.
-        shift: added to every position.
-
-    Attributes:
-        shift: see Args.
-    """
-
-    def __init__(self, target: Any, shift: int = 0) -> None:
-        self._target, self.shift = target, shift
-
-    def __getattr__(self, name: str) -> Any:
-        """The attribute of the target."""
-        return getattr(self._target, name)
-
-    def __call__(
-        self, input_ids: Tensor, cache: Any, *, position_ids: Tensor | None = None, **masks: Any
-    ) -> TargetOutput:
-        """See `lattice_bpd.verify.target.TargetModel`; position ids are always passed."""
-        if position_ids is None:
-            position_ids = _positions_after(cache, input_ids)
-        output: TargetOutput = self._target(
-            input_ids, cache, position_ids=position_ids + self.shift, **masks
-        )
-        return output
-
-    def max_draft_length(self, position: int) -> int | None:
-        """See `CausalLMTarget.max_draft_length`; `position` is a token index."""
-        length: int | None = self._target.max_draft_length(position + self.shift)
-        return length
-
-    def read_prompts(
-        self, input_ids: Tensor, cache: Any = None, *, ends: Sequence[int] | None = None
-    ) -> tuple[TargetOutput, Any]:
-        """See `CausalLMTarget.read_prompts`."""
-        positions = _positions_after(cache, input_ids) + self.shift
-        result: tuple[TargetOutput, Any] = self._target.read_prompts(
-            input_ids, cache, ends=ends, position_ids=positions
-        )
-        return result
-
-
-def _positions_after(cache: Any, input_ids: Tensor) -> Tensor:
-    """(B, T) int64, the positions of new tokens after those of a cache, or from 0 on."""
-    start = 0 if cache is None else int(cache.get_seq_length())
-    steps = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)
-    return steps.expand(len(input_ids), -1)
-
-
 class Prefill:
     """Reads the prompts of `generate` by the model's own call.
 
     Args:
-        model: the target, which is replaced by a ShiftedTarget.
+        model: the target, which is replaced by a copy with the shift of these prompts.
         input_ids: (B, T) int64, padded on the left.
         inputs: further inputs that `generate` prepared.
         lengths: visible tokens of each prompt.
@@ -100,8 +49,7 @@ class Prefill:
     ) -> None:
         self._base, self._input_ids, self._lengths = model.target.base, input_ids, lengths
         self._inputs = {name: value for name, value in inputs.items() if value is not None}
-        self._target = ShiftedTarget(model.target)
-        model.target = self._target  # type: ignore[assignment]
+        self._target = model.target = copy.copy(model.target)
 
     def __call__(self) -> tuple[TargetOutput, Any]:
         """Output of the last position and the cache; see `CausalLMTarget.read_prompts`.
@@ -164,7 +112,8 @@ def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:
         shifts.add(find_shift(base, prepared.get("position_ids"), [length]))
     if len(shifts) > 1:
         raise ValueError(_different_shifts(base, len(rules)))
-    model.target = ShiftedTarget(model.target, shifts.pop())  # type: ignore[assignment]
+    model.target = copy.copy(model.target)  # the caller's own keeps its positions
+    model.target.shift = shifts.pop()
 
 
 def find_shift(base: Any, position_ids: Tensor | None, lengths: Sequence[int]) -> int:
