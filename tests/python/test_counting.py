@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from counted_ngrams import count_ngrams
 from lattice_bpd import NGramLM, _core
-from lattice_bpd.lm import count_ngrams
 from lattice_bpd.train import (
     Corpus,
     count_corpus,

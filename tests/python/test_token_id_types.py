@@ -59,9 +59,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "train": lambda ids: NGramLM.train(
         [ids] * 5, 3, vocab_size=VOCAB, smoothing="witten_bell"
     ).num_ngrams,
-    "targets": lambda ids: NGramLM.train(
-        [IDS] * 5, 3, vocab_size=VOCAB, smoothing="witten_bell", targets=[ids] * 5
-    ).num_ngrams,
     "score": lambda ids: LM.score(ids).tolist(),
     "log_prob": lambda ids: LM.log_prob(ids[1], ids),
     "keep_ids": lambda ids: LM.prune(keep_ids=ids).num_ngrams,

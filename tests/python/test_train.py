@@ -7,8 +7,9 @@ import warnings
 import numpy as np
 import pytest
 
+from counted_ngrams import count_ngrams
 from lattice_bpd import NGramLM
-from lattice_bpd.lm import KatzWarning, RaggedIds, SmoothingWarning, count_ngrams
+from lattice_bpd.lm import KatzWarning, RaggedIds, SmoothingWarning
 
 # a b / a b / a c / b a, with a = 0, b = 1, c = 2; see train_test.cc for the whole arithmetic.
 WORKED = [[0, 1], [0, 1], [0, 2], [1, 0]]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from counted_ngrams import count_ngrams
 from lattice_bpd import FormatError, NGramLM, _core
 from lattice_bpd.cli import main
-from lattice_bpd.lm import count_ngrams
 from lattice_bpd.train import Corpus, count_corpus, train_corpus
 
 for module in ("pyspark", "pyarrow", "pandas"):

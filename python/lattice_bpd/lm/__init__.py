@@ -9,7 +9,6 @@ from lattice_bpd.lm.training import (
     SmoothingWarning,
     TextScore,
     compare_lines,
-    count_ngrams,
 )
 from lattice_bpd.vocabulary import read_words
 
@@ -21,7 +20,6 @@ __all__ = [
     "SmoothingWarning",
     "TextScore",
     "compare_lines",
-    "count_ngrams",
     "describe_lm",
     "read_arpa_words",
     "read_kenlm",

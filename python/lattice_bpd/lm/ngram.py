@@ -19,7 +19,6 @@ from lattice_bpd.lm.training import (
     TextScore,
     checked_min_counts,
     flatten_sequences,
-    flatten_targets,
     native_path,
     optional_id,
     warn_of_counts,
@@ -62,7 +61,6 @@ class NGramLM:
         eos_id: int | None = None,
         unk_id: int | None = None,
         threads: int = 0,
-        targets: Iterable[Any] | None = None,
     ) -> NGramLM:
         """Counts n-grams and estimates a backoff LM, by default Katz with Good-Turing discounts.
 
@@ -90,9 +88,6 @@ class NGramLM:
             eos_id: Token id that is ``</s>``; a sequence that ends with it gets no second one.
             unk_id: Token id that is ``<unk>``.
             threads: 0 for every core. The LM does not depend on it.
-            targets: For each sequence (T_i,) integers: the token to count after each token instead
-                of the one that follows it there; -1 for none. ``</s>`` is no event then. None: the
-                sequences' own tokens.
 
         Returns:
             The LM. Its order is lower than requested if no n-gram of that order is left; a warning
@@ -100,8 +95,8 @@ class NGramLM:
 
         Raises:
             TypeError: Token ids that are not integers.
-            ValueError: No text, ids outside the vocabulary, sequences that are not 1-D, targets of
-                other lengths, or options out of range.
+            ValueError: No text, ids outside the vocabulary, sequences that are not 1-D, or
+                options out of range.
 
         Warns:
             KatzWarning: The counts of counts of an order break Good-Turing's assumptions (small or
@@ -114,7 +109,6 @@ class NGramLM:
         core, warnings = _core.train_ngram(
             ragged.token_ids, ragged.offsets, vocab_size, order, checked_min_counts(min_counts),
             katz_k, bos_id, eos_id, unk_id, full_count_of_counts, threads, smoothing, unseen,
-            flatten_targets(targets, ragged),
         )  # fmt: skip
         warn_of_counts(warnings, smoothing)
         return cls(core)

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from lattice_bpd import _core
 from lattice_bpd.arguments import check_int
 from lattice_bpd.token_ids import (
     Int32Array,
     Int64Array,
     concatenate,
-    integer_array,
     to_token_ids,
 )
 from lattice_bpd.vocabulary import StrPath
@@ -75,43 +72,6 @@ def warn_of_counts(texts: Iterable[str], smoothing: str, stacklevel: int = 3) ->
         warnings.warn(text, category, stacklevel=stacklevel)
 
 
-def count_ngrams(
-    sequences: Iterable[Any] | RaggedIds,
-    order: int,
-    *,
-    vocab_size: int,
-    min_counts: Sequence[int] | None = None,
-    bos_id: int | None = None,
-    eos_id: int | None = None,
-    threads: int = 0,
-    targets: Iterable[Any] | None = None,
-) -> list[tuple[Int32Array, npt.NDArray[np.uint64]]]:
-    """Counts the n-grams that :meth:`NGramLM.train` would estimate from.
-
-    Args: as :meth:`NGramLM.train`.
-
-    Returns:
-        For each order n from 1: the n-grams, (N, n) int32, sorted; and their counts, (N,) uint64.
-
-    Raises:
-        TypeError, ValueError: As :meth:`NGramLM.train`.
-    """
-    ragged = flatten_sequences("count_ngrams", sequences, vocab_size)
-    tables: list[tuple[Int32Array, npt.NDArray[np.uint64]]] = _core.count_ngrams(
-        ragged.token_ids,
-        ragged.offsets,
-        vocab_size,
-        order,
-        checked_min_counts(min_counts),
-        bos_id,
-        eos_id,
-        None,
-        threads,
-        flatten_targets(targets, ragged),
-    )
-    return tables
-
-
 def flatten_sequences(
     where: str, sequences: Iterable[Any] | RaggedIds, vocab_size: int
 ) -> RaggedIds:
@@ -139,27 +99,6 @@ def flatten_sequences(
         return RaggedIds(convert(sequences.token_ids, "token_ids"), offsets)
     arrays = [convert(ids, f"sequence {i}") for i, ids in enumerate(sequences)]
     return RaggedIds(*concatenate(arrays))
-
-
-def flatten_targets(targets: Iterable[Any] | None, ragged: RaggedIds) -> Int32Array | None:
-    """The targets of all sequences as one (N,) int32 array; None for None.
-
-    Raises:
-        TypeError: Targets that are not integers.
-        ValueError: The number of a sequence's targets differs from that of its tokens.
-    """
-    if targets is None:
-        return None
-    arrays = [integer_array(values, f"targets of sequence {i}") for i, values in enumerate(targets)]
-    expected = np.diff(ragged.offsets).tolist()
-    lengths = [len(array) if array.ndim == 1 else -1 for array in arrays]
-    if lengths != expected:
-        raise ValueError(
-            f"the targets have lengths {lengths[:8]}, the sequences {expected[:8]}; "
-            "expected one target for each token"
-        )
-    flat: Int32Array = np.concatenate([np.zeros(0, np.int32), *arrays]).astype(np.int32)
-    return flat
 
 
 def checked_min_counts(min_counts: Sequence[int] | None) -> list[int]:

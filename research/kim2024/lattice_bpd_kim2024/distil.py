@@ -14,8 +14,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from lattice_bpd import _core
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.lm.training import RaggedIds, flatten_sequences
+from lattice_bpd.lm.training import (
+    RaggedIds,
+    checked_min_counts,
+    flatten_sequences,
+    warn_of_counts,
+)
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.head_states import batch_by_length
@@ -46,7 +52,14 @@ def distil_ngram(
     bos_id: int | None = None,
     window: int | None = None,
     on_tokens: OnTokens | None = None,
-    **options: Any,
+    smoothing: str = "katz",
+    unseen: str = "cost",
+    min_counts: Sequence[int] | None = None,
+    full_count_of_counts: bool = True,
+    katz_k: int = 5,
+    eos_id: int | None = None,
+    unk_id: int | None = None,
+    threads: int = 0,
 ) -> NGramLM:
     """Trains an n-gram LM on the target's predictions after each history of a corpus.
 
@@ -63,8 +76,14 @@ def distil_ngram(
         window: maximum tokens per sequence of a call; longer sequences are read in windows that
             overlap by half. Default: the target's positions, at most 1024.
         on_tokens: called after each call of the target with the tokens done and the total.
-        options: smoothing, unseen, min_counts, katz_k, full_count_of_counts, eos_id, unk_id,
-            threads; see NGramLM.train.
+        smoothing: see NGramLM.train, as for the next ones.
+        unseen: see there.
+        min_counts: see there.
+        full_count_of_counts: see there.
+        katz_k: see there.
+        eos_id: see there.
+        unk_id: see there.
+        threads: see there.
 
     Returns:
         The LM over the target's vocabulary.
@@ -77,17 +96,19 @@ def distil_ngram(
     Warns:
         KatzWarning, SmoothingWarning: see NGramLM.train.
     """
-    vocab_size = _base_of(model).get_output_embeddings().weight.shape[0]  # type: ignore[no-untyped-call]
-    ragged = flatten_sequences("distil_ngram", sequences, int(vocab_size))
+    size = _vocab_size_of(model)
+    ragged = flatten_sequences("distil_ngram", sequences, size)
     if bos_id is not None:
         ragged = _begin_with(ragged, bos_id)
-    chosen = predict_targets(model, ragged, window=window, on_tokens=on_tokens)
-    return NGramLM.train(
-        ragged, order, vocab_size=int(vocab_size), bos_id=bos_id, targets=chosen, **options
-    )
+    chosen = _predict_all(model, ragged, window, on_tokens)
+    core, warnings = _core.train_ngram(
+        ragged.token_ids, ragged.offsets, size, order, checked_min_counts(min_counts), katz_k,
+        bos_id, eos_id, unk_id, full_count_of_counts, threads, smoothing, unseen, chosen,
+    )  # fmt: skip
+    warn_of_counts(warnings, smoothing)
+    return NGramLM(core)
 
 
-@torch.inference_mode()
 def predict_targets(
     model: PreTrainedModel | BlockwiseLM,
     sequences: Iterable[Any] | RaggedIds,
@@ -112,9 +133,21 @@ def predict_targets(
         ValueError: ids outside the target's vocabulary, a window below 2 or above the target's
             positions, or NaN logits.
     """
-    base = _base_of(model)
-    vocab_size = int(base.get_output_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
-    ragged = flatten_sequences("predict_targets", sequences, vocab_size)
+    ragged = flatten_sequences("predict_targets", sequences, _vocab_size_of(model))
+    chosen = _predict_all(model, ragged, window, on_tokens)
+    bounds = zip(ragged.offsets[:-1], ragged.offsets[1:], strict=True)
+    return [chosen[begin:end] for begin, end in bounds]
+
+
+@torch.inference_mode()
+def _predict_all(
+    model: PreTrainedModel | BlockwiseLM,
+    ragged: RaggedIds,
+    window: int | None,
+    on_tokens: OnTokens | None,
+) -> Int32Array:
+    """(N,) the prediction after each token of the corpus."""
+    base, vocab_size = _base_of(model), _vocab_size_of(model)
     _check_ids(ragged.token_ids, vocab_size)
     windows = list(_cut(ragged, _window_size(base, window)))
     chosen = np.zeros(len(ragged.token_ids), np.int32)
@@ -129,8 +162,7 @@ def predict_targets(
             done += part.end - part.first
         if on_tokens is not None:
             on_tokens(done, len(chosen))
-    bounds = zip(ragged.offsets[:-1], ragged.offsets[1:], strict=True)
-    return [chosen[begin:end] for begin, end in bounds]
+    return chosen
 
 
 def _predict(base: PreTrainedModel, ids: Int32Array, batch: Sequence[_Window]) -> Int32Array:
@@ -147,6 +179,10 @@ def _predict(base: PreTrainedModel, ids: Int32Array, batch: Sequence[_Window]) -
 
 def _base_of(model: PreTrainedModel | BlockwiseLM) -> PreTrainedModel:
     return model.base if isinstance(model, BlockwiseLM) else model
+
+
+def _vocab_size_of(model: PreTrainedModel | BlockwiseLM) -> int:
+    return int(_base_of(model).get_output_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
 
 
 def _window_size(base: PreTrainedModel, window: int | None) -> int:
