@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 import time
@@ -46,7 +44,7 @@ from lattice_bpd.draft.replay import KnownText, ReplayResult
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import SmoothingWarning
 from lattice_bpd.models.checkpoint import find_stop_tokens
-from lattice_bpd.models.head_files import TargetSample, name_of
+from lattice_bpd.models.head_files import identify, name_of
 from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.models.vocabulary_heads import VOCABULARY_FILES, VocabularyHeads
@@ -269,7 +267,7 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
         stops, used, sum(seconds.values()) * LIVE_SHARE, watcher,
     )  # fmt: skip
     lap("live decoding")
-    target = f"{drafting.vocab_size:,} token ids, fingerprint {_fingerprint(model)}"
+    target = f"{drafting.vocab_size:,} token ids, fingerprint {identify(model)}"
     result = BuildResult(counts, choice, accuracy, live, seconds, notes, target)
     write_text(job.output / "README.md", describe_drafter(result, name_of(model) or "a model"))
     return result
@@ -294,20 +292,11 @@ def _check_folder(folder: Path, model: PreTrainedModel) -> None:
     card, is_built = folder / "README.md", (folder / "drafter.json").exists()
     text = card.read_text("utf-8") if is_built and card.exists() else ""
     known = re.search(r"fingerprint (\w+)", text)
-    if known and known[1] != _fingerprint(model):
+    if known and known[1] != identify(model):
         raise ValueError(
             f"build: {folder} has a drafter of another model (fingerprint {known[1]}); expected a "
             "folder of its own: give another one, or remove this one"
         )
-
-
-def _fingerprint(model: PreTrainedModel) -> str:
-    """A hash of some of the weights; "unknown" where they cannot be read."""
-    sample = TargetSample.of(model)
-    if sample is None:
-        return "unknown"
-    weights = json.dumps(sample.to_json()["weights"], sort_keys=True)
-    return hashlib.sha256(weights.encode()).hexdigest()[:16]
 
 
 def _read_responses(

@@ -7,6 +7,7 @@ complete. A sample of the target's weights tells whether it is the one that head
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -178,21 +178,13 @@ def name_of(target: nn.Module) -> str:
     return Path(name).resolve().name if name and is_path else name
 
 
-def identify(target: nn.Module) -> list[Any]:
-    """What a target is known by in files that builds keep, as JSON.
-
-    Returns:
-        The sample of its weights; then what earlier versions wrote, which took a name too: that of
-        the target or, of a model of the hub, of the folder in the cache.
-    """
+def identify(target: nn.Module) -> str:
+    """A hash of some of a target's weights; "unknown" where they cannot be read."""
     sample = TargetSample.of(target)
     if sample is None:
-        return [None]
-    content, names = sample.to_json(), [sample.name]
-    if "/" in sample.name:
-        file = try_to_load_from_cache(sample.name, "config.json")
-        names += [Path(file).parent.name] if isinstance(file, str) else []
-    return [content["weights"], *({**content, "name": name} for name in names)]
+        return "unknown"
+    weights = json.dumps(sample.to_json()["weights"], sort_keys=True)
+    return hashlib.sha256(weights.encode()).hexdigest()[:16]
 
 
 Heads = TypeVar("Heads", bound=nn.Module)

@@ -60,14 +60,13 @@ class StateFile:
         self._model = model
         weight = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
         self._width = int(weight.shape[1])
-        targets = [json.dumps([self._width, one]).encode() for one in identify(model)]
-        heads = [json.dumps(hashlib.sha256(target).hexdigest()) for target in targets]
+        target = json.dumps([self._width, identify(model)])
         self._starts: dict[str, int] = {}
         self._count = 0
         lines = self._index.read_text(encoding="utf-8").splitlines() if self._index.exists() else []
-        kept = heads[:1]  # others are of earlier versions
+        kept = [target]
         size = path.stat().st_size // (2 * self._width) if path.exists() else 0
-        for line in lines[1:] if lines and lines[0] in heads else []:
+        for line in lines[1:] if lines[:1] == kept else []:
             try:
                 key, rows = json.loads(line)
             except ValueError:

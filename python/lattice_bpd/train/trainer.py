@@ -59,7 +59,6 @@ class Trainer:
         warmup: steps of linear warm-up; then a cosine down to 5 %.
         clip: largest norm of the gradients; 0: none.
         key: of what the result depends on: checkpoints with another key are not read.
-        other_keys: of the same, by earlier versions.
         where: the caller's name, for error messages.
         unit: what has a loss of its own.
     """
@@ -71,7 +70,6 @@ class Trainer:
     warmup: int = 0
     clip: float = 0.0
     key: str = ""
-    other_keys: Sequence[str] = ()
     where: str = "Trainer"
     unit: str = "head"
     _is_updating: bool = field(default=False, init=False)
@@ -170,7 +168,7 @@ class Trainer:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
             content = check_header(state, _FORMAT, _VERSION)
-            if content["key"] not in (self.key, *self.other_keys):
+            if content["key"] != self.key:
                 return None
             for name in {*content["weights"], *self.weights}:
                 weight, saved = self.weights[name].data, content["weights"][name]

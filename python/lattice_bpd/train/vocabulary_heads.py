@@ -214,10 +214,8 @@ def train_vocabulary_heads(
 
     weights, report = dict(heads.named_parameters()), TrainReport(0, steps)
     adamw = torch.optim.AdamW(weights.values(), _RATE, (0.9, 0.95), weight_decay=_DECAY, fused=True)
-    key, *earlier = _keys(model, positions, token_ids, options)
-    trainer = Trainer(
-        weights, [adamw], report, backward, _WARMUP, key=key, other_keys=earlier, where=where
-    )
+    key = _key(model, positions, token_ids, options)
+    trainer = Trainer(weights, [adamw], report, backward, _WARMUP, key=key, where=where)
 
     def describe(losses: dict[int, float]) -> str:
         return f"loss {losses[1]:.3f}, {report.steps_per_second * size:,.0f} positions/s"
@@ -275,13 +273,13 @@ def _cross_entropy(
     return float(total) / count, gradients / count
 
 
-def _keys(
+def _key(
     model: PreTrainedModel, positions: Positions, token_ids: Sequence[int], options: object
-) -> list[str]:
+) -> str:
     """A hash of the target, the texts, the draft vocabulary and the options; see `identify`."""
     tensors = b"".join(tensor.numpy().tobytes() for tensor in positions[1:])
-    contents = [("distributions", _DECAY, one, list(token_ids), options) for one in identify(model)]
-    return [hashlib.sha256(repr(one).encode() + tensors).hexdigest() for one in contents]
+    content = ("distributions", _DECAY, identify(model), list(token_ids), options)
+    return hashlib.sha256(repr(content).encode() + tensors).hexdigest()
 
 
 @torch.inference_mode()

@@ -37,18 +37,15 @@ class ResponseStore:
 
     def __init__(self, path: Path, model: nn.Module, settings: str = "") -> None:
         self.path = path
-        self._salts = [json.dumps([one, settings], sort_keys=True) for one in identify(model)]
+        self._salt = json.dumps([identify(model), settings])
         self._responses: dict[str, tuple[list[int], float]] = {}
         for line in _read_lines(path):
             self._responses[line["key"]] = line["response"], line["limit"]
 
     def get(self, prompt: Sequence[int], max_new_tokens: int) -> list[int] | None:
         """The response to a prompt, cut to `max_new_tokens`; None if it is not known that far."""
-        for salt in self._salts:  # later ones are of earlier versions
-            response, limit = self._responses.get(_key(salt, prompt), ([], 0))
-            if limit >= max_new_tokens:
-                return response[:max_new_tokens]
-        return None
+        response, limit = self._responses.get(_key(self._salt, prompt), ([], 0))
+        return response[:max_new_tokens] if limit >= max_new_tokens else None
 
     def add(
         self, prompt: Sequence[int], response: Sequence[int], *, ended: bool, limit: int
@@ -64,7 +61,7 @@ class ResponseStore:
         Raises:
             OSError: it cannot be written; what was written before is kept.
         """
-        key = _key(self._salts[0], prompt)
+        key = _key(self._salt, prompt)
         line = {
             "key": key, "prompt": list(prompt), "response": list(response), "ended": ended,
             "limit": limit,
