@@ -278,8 +278,8 @@ def test_criteria_are_called_on_the_whole_batch(make, ends, kind):
 
 
 def test_criteria_that_read_scores_and_records_of_texts_that_are_cut():
-    outputs = []
-    for method in (None, CustomGenerate(model_of("trained").head_logits, top_k=6, max_nodes=12)):
+    outputs, own = [], CustomGenerate(model_of("trained").head_logits, top_k=6, max_nodes=12)
+    for method in (None, own):
         outputs.append(
             model_of("trained").base.generate(
                 **inputs(2), custom_generate=method, stopping_criteria=[ByScores()],
@@ -290,9 +290,11 @@ def test_criteria_that_read_scores_and_records_of_texts_that_are_cut():
     plain, ours = outputs
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert len(ours.scores) == len(ours.logits) == len(plain.scores)
+    lengths = torch.tensor([len(result.token_ids) for result in own.results])
     for name in ("scores", "logits"):
-        for one, other in zip(ours[name], plain[name], strict=True):
-            assert torch.allclose(one, other, atol=1e-4)
+        for index, (one, other) in enumerate(zip(ours[name], plain[name], strict=True)):
+            assert torch.allclose(one[index < lengths], other[index < lengths], atol=1e-4)
+            assert bool(one[index >= lengths].isnan().all())
 
 
 @pytest.mark.parametrize("ends", [{}, ENDS], ids=["length", "ends"])

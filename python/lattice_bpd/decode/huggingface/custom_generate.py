@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import replace
+from itertools import zip_longest
 from types import FrameType
 from typing import Any
 
@@ -51,7 +52,7 @@ from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
 from lattice_bpd.decode.state.text_rules import TokenRecords
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
-from lattice_bpd.models.lm_call import CACHE_NAMES, build_inputs
+from lattice_bpd.models.lm_call import CACHE_NAMES
 from lattice_bpd.models.model_facts import described_once
 from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
@@ -207,9 +208,6 @@ class CustomGenerate:
         )
         if not generation_config.return_dict_in_generate:
             return sequences
-        if wanted:
-            new = sequences[:, input_ids.shape[1] :]
-            self._record_padding(drafting, input_ids, model_kwargs, new, records)
         outputs: dict[str, Any] = {
             name: _by_step([getattr(row, name) for row in records]) for name in wanted
         }
@@ -241,39 +239,6 @@ class CustomGenerate:
         else:
             check_positions(rows, model_kwargs)
         return run_loop(drafting, prompts, [drafter] * len(rows), options)
-
-    @torch.inference_mode()
-    def _record_padding(
-        self,
-        drafting: DraftingModel,
-        input_ids: Tensor,
-        model_kwargs: dict[str, Any],
-        new: Tensor,
-        records: list[TokenRecords],
-    ) -> None:
-        """Record the padding of texts that ended first: `generate` reads it in the batch.
-
-        Args:
-            drafting: the target.
-            input_ids: (B, T) int64.
-            model_kwargs: what `generate` prepared.
-            new: (B, m) int64, decoded tokens and padding.
-            records: of each text.
-        """
-        base: Any = drafting.target.base
-        rows = _visible_rows(drafting, input_ids, model_kwargs)
-        for row, tokens, record, result in zip(rows, new, records, self.results, strict=True):
-            count = len(tokens) - len(result.token_ids)
-            if count == 0 or record.selector is None:
-                continue
-            if needs_prefill(base, model_kwargs):  # padding after an image is not read again
-                logits = torch.full((count, drafting.vocab_size), torch.nan, device="cpu")
-            else:
-                ids = torch.cat([row, tokens[:-1]])[None]
-                logits = base(**build_inputs(base, ids, use_cache=False)).logits[0, -count:]
-            for step, token in zip(logits, tokens[-count:].tolist(), strict=True):
-                record.selector.pad(step, token)
-                record.add_logits(step)
 
     def _rule(self, config: GenerationConfig, count: int) -> Acceptance:
         """The given acceptance rule, else greedy or sampling."""
@@ -343,8 +308,12 @@ def _has_keys(layer: Any) -> bool:
 
 
 def _by_step(records: list[list[Tensor]]) -> tuple[Tensor, ...]:
-    """(B, V) of each step, from the (V,) of the steps of each of B texts."""
-    return tuple(torch.stack(rows) for rows in zip(*records, strict=True))
+    """(B, V) of each step, from the (V,) of the steps of each of B texts; NaN after its end."""
+    longest = max(records, key=len)
+    if not longest:
+        return ()
+    padding = torch.full_like(longest[0], torch.nan)
+    return tuple(torch.stack(rows) for rows in zip_longest(*records, fillvalue=padding))
 
 
 def _append(input_ids: Tensor, decoded: list[list[int]], config: GenerationConfig) -> Tensor:

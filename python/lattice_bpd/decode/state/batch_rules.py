@@ -94,12 +94,11 @@ def rules_of_rows(
 
 
 class _Step(NamedTuple):
-    """What a row did in one step, and where they are needed its logits, scores and processors."""
+    """What a row did in one step, and where they are needed its logits and scores."""
 
     token: int
     logits: Tensor | None = None
     scores: Tensor | None = None
-    processors: LogitsProcessorList | None = None
 
 
 class BatchSteps:
@@ -145,14 +144,7 @@ class BatchSteps:
         self._rows.append(row)
         return len(self._rows) - 1
 
-    def add(
-        self,
-        number: int,
-        logits: Tensor,
-        scores: Tensor,
-        token: int,
-        processors: LogitsProcessorList,
-    ) -> None:
+    def add(self, number: int, logits: Tensor, scores: Tensor, token: int) -> None:
         """Add a step of a row, which may end it or others.
 
         Args:
@@ -160,7 +152,6 @@ class BatchSteps:
             logits: (V,) float, the target's.
             scores: (V,) float32, after its processors.
             token: that it selected.
-            processors: of the row; as they are now, they go on from a step at which it is cut.
 
         Raises:
             ValueError: processors do something else to the whole batch.
@@ -169,9 +160,6 @@ class BatchSteps:
         if self.names:
             raw = logits.to(scores.device, torch.float32, copy=True)
             step = step._replace(logits=raw, scores=scores)
-            if self._scores is not None and self._criteria:  # padding is processed too
-                own = (one if type(one) in _ROW_WISE else _copy(one) for one in processors)
-                step = step._replace(processors=LogitsProcessorList(own))
         self._steps[number].append(step)
         self._take_complete()
 
@@ -216,7 +204,7 @@ class BatchSteps:
             return
         for number, step in enumerate(steps):
             if step is not None and bool(self._flagged[number]):
-                self._rows[number].cut(self._count, step.processors)
+                self._rows[number].cut(self._count)
                 self._steps[number].clear()
 
     def _process(self, steps: list[_Step | None]) -> Tensor | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +51,6 @@ class TokenRecords:
         scores: the same.
         logprobs: for each token {token id: log probability}, the k most likely tokens, best first,
             and the decoded token; None: not recorded.
-        selector: selects the tokens; set when decoding starts.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class TokenRecords:
         self.logits: list[Tensor] | None = [] if logits else None
         self.scores: list[Tensor] | None = [] if scores else None
         self.logprobs: list[dict[int, float]] | None = None if logprobs is None else []
-        self.selector: ProcessedSelector | None = None
         self._count = logprobs or 0
 
     def add_logits(self, logits: Tensor) -> None:
@@ -130,7 +128,8 @@ class TextRules:
         criteria: end the text, besides max_new_tokens.
         config: all settings, including defaults.
         inputs: model inputs that `generate` prepared besides input_ids.
-        batch: takes each step on the whole batch too; None: not needed.
+        batch: a `batch_rules.BatchSteps`, which takes each step on the whole batch too; None: not
+            needed.
     """
 
     prompt: Tensor
@@ -139,7 +138,7 @@ class TextRules:
     criteria: StoppingCriteriaList
     config: GenerationConfig
     inputs: dict[str, Any] = field(default_factory=dict)
-    batch: SharedSteps | None = None
+    batch: Any = None
 
     @classmethod
     def plain(cls, prompt: Sequence[int], max_new_tokens: int) -> TextRules:
@@ -168,31 +167,6 @@ class TextRules:
         return ProcessedSelector(self, selector, records)
 
 
-class SharedSteps(Protocol):
-    """The steps of `generate` on a whole batch; see `batch_rules.BatchSteps`."""
-
-    names: list[str]
-
-    def join(self, row: ProcessedSelector) -> int:
-        """Add the selector of the next row."""
-        ...
-
-    def add(
-        self, number: int, logits: Tensor, scores: Tensor, token: int,
-        processors: LogitsProcessorList,
-    ) -> None:  # fmt: skip
-        """Add a step of a row."""
-        ...
-
-    def finish(self) -> None:
-        """Take the remaining steps."""
-        ...
-
-    def refusal(self, what: str) -> ValueError:
-        """The error for processors that do something else to a row alone."""
-        ...
-
-
 class ProcessedSelector:
     """Selects tokens from processed logits until a stopping criterion is met; for one text.
 
@@ -217,8 +191,6 @@ class ProcessedSelector:
         records: TokenRecords | None = None,
     ) -> None:
         self.selector, self.ended, self._records = selector, False, records
-        if records is not None:
-            records.selector = self
         self._processors, self._criteria = rules.processors, rules.criteria
         self._batch = rules.batch
         self._number = 0 if self._batch is None else self._batch.join(self)
@@ -248,34 +220,20 @@ class ProcessedSelector:
             token = self.selector.choose(processed, candidates)
         if token is None:
             return None
-        self._append(processed, token)
-        self.ended = self._is_ended()
-        if self._batch is not None:
-            self._batch.add(self._number, logits, processed, token, self._processors)
-        return token
-
-    def cut(self, count: int, processors: LogitsProcessorList | None) -> None:
-        """End the text after `count` tokens, of which it may have more.
-
-        Args:
-            count: tokens to keep.
-            processors: as they were after these; None: nothing is processed after them.
-        """
-        self.ended = True
-        self._processors = processors or self._processors
-        self._length, self.count = self._length - self.count + count, count
-        if self._records is not None:
-            self._records.cut(count)
-
-    def pad(self, logits: Tensor, token: int) -> None:
-        """Process the logits after a token of an ended text, as `generate` does, and append one."""
-        self._append(self._process(logits), token)
-
-    def _append(self, processed: Tensor, token: int) -> None:
         if self._records is not None:
             self._records.add(processed, token, self.selector)
         self._ids[0, self._length] = token
         self._length, self.count = self._length + 1, self.count + 1
+        self.ended = self._is_ended()
+        if self._batch is not None:
+            self._batch.add(self._number, logits, processed, token)
+        return token
+
+    def cut(self, count: int) -> None:
+        """End the text after `count` tokens, of which it may have more."""
+        self.ended, self.count = True, count
+        if self._records is not None:
+            self._records.cut(count)
 
     def _process(self, logits: Tensor) -> Tensor:
         """(V,) float32, the processed logits."""
