@@ -264,7 +264,7 @@ def test_generate_errors(model_directory, tmp_path, capsys):
          "ngram.lm: is a file; expected the folder of a causal LM of transformers"),
         ([model_directory, "--strategy", "tree", "--lm", model_directory],
          "is a directory; expected the file of an n-gram LM for strategy 'tree'; a causal LM is "
-         "for 'draft_model', 'neural' and 'p_best'"),
+         "for 'draft_model' and 'neural'"),
         ([broken, "--tokenizer", model_directory / "tokenizer.json"], "model cannot be"),
         (["no-such/model"], "no-such/model: no such folder, and the hub does not provide it: "),
     ]  # fmt: skip

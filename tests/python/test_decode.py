@@ -235,7 +235,7 @@ def test_all_statistics_of_texts_add_up():
 
 VALUES: dict[str, Any] = {
     "top_k": 4, "num_drafts": 3, "max_nodes": 9, "alpha": 0.7, "temperature": 1.5,
-    "draft_length": 6, "beam": 5, "normalization": "local", "sources": ("text",),
+    "draft_length": 6, "normalization": "local", "sources": ("text",),
 }  # fmt: skip
 WITHOUT_LM = [name for name, info in STRATEGIES.items() if not info.uses("lm")]
 

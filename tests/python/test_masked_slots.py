@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM, _core, rescore_lattice, rescore_tree, sample_tree
-from lattice_bpd.draft import SharedNoise
-from lattice_bpd.draft.scorers import NGramScorer, search_drafts
+from lattice_bpd.draft import Drafts, SharedNoise
+from lattice_bpd.draft.scorers import NGramScorer, rescore_greedily
 from lattice_bpd.lattice.logits import Candidates, select_top_k, top_k_on_device
 from oracles import random_arpa
 
@@ -64,7 +64,9 @@ def by_device(logits: Any, contexts: Any, lm: NGramLM) -> Any:
 
 def by_scorer(logits: Any, contexts: Any, lm: NGramLM) -> Any:
     candidates = select_top_k(logits, TOP_K, log_softmax=False, where="test")
-    return search_drafts(candidates, contexts, NGramScorer(lm), num_drafts=4, alpha=0.5)
+    drafts = rescore_greedily(candidates, contexts, NGramScorer(lm), alpha=0.5)
+    counts = (drafts[:, 0] >= 0).astype(np.int32)
+    return Drafts(drafts[:, None], np.zeros((len(drafts), 1), np.float32), counts)
 
 
 def shared(logits: Any, contexts: Any, lm: NGramLM) -> Any:

@@ -1,14 +1,12 @@
-"""Scorers of transitions and beam search: against all paths, and against the exact search."""
-
-import itertools
+"""Scorers of transitions and greedy rescoring: against all paths, and against other scorers."""
 
 import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
 from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer, TransitionScorer
-from lattice_bpd.draft.scorers import search_drafts
-from lattice_bpd.lattice.logits import select_top_k
+from lattice_bpd.draft.scorers import rescore_greedily
+from lattice_bpd.lattice.logits import Candidates, select_top_k
 
 VOCAB = 7
 
@@ -31,7 +29,8 @@ class HistoryScorer(TransitionScorer):
     @staticmethod
     def log_prob(history, word):
         weight = sum((7 * i + 3) * token for i, token in enumerate(history))
-        return -float((weight * 13 + 5 * int(word)) % 17) / 4
+        value = (weight * 13 + 5 * int(word)) % 17
+        return -float(value) / 4 if value else -np.inf
 
 
 def random_candidates(rng, batch=1, slots=4, top_k=3, masked=False):
@@ -46,39 +45,27 @@ def random_contexts(rng, batch=1):
     return [rng.integers(0, VOCAB, rng.integers(1, 6)).tolist() for _ in range(batch)]
 
 
-def list_all(candidates, contexts, alpha, row):
-    """Every path of a lattice with its score, best first."""
-    slots: list = []
-    for ids, scores in zip(candidates.token_ids[row], candidates.scores[row], strict=True):
-        pairs = list(zip(ids.tolist(), scores.tolist(), strict=True))
-        open_pairs = [pair for pair in pairs if pair[1] > -np.inf]
-        if not open_pairs:  # a slot that is masked altogether ends the lattice
-            break
-        slots.append(open_pairs)
-    drafts = []
-    for path in itertools.product(*slots) if slots else ():
-        history, score = tuple(contexts[row]), 0.0
-        for token, head in path:
-            score += head + alpha * HistoryScorer.log_prob(history, token)
-            history = (*history, token)
-        padding = (-1,) * (len(candidates.token_ids[row]) - len(path))
-        drafts.append((tuple(token for token, _ in path) + padding, score))
-    return sorted(drafts, key=lambda pair: (-pair[1], pair[0]))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_scorer_beam_that_holds_all_paths_is_exact(rng, seed):
-    candidates = random_candidates(rng, batch=3, masked=seed % 3 == 2)
-    contexts = random_contexts(rng, 3)
-    searched = search_drafts(candidates, contexts, HistoryScorer(), num_drafts=100, alpha=0.7)
-    for row in range(3):
-        expected = list_all(candidates, contexts, 0.7, row)[:100]
-        assert searched.counts[row] == len(expected)
-        drafts = searched.token_ids[row, : len(expected)].tolist()
-        assert [tuple(draft) for draft in drafts] == [path for path, _ in expected]
-        scores = [score for _, score in expected]
-        np.testing.assert_allclose(searched.scores[row, : len(expected)], scores, atol=1e-4)
-        assert (searched.token_ids[row, len(expected) :] == -1).all()
+@pytest.mark.parametrize("alpha", [0.7, 0.0, -1.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_greedy_rescoring_takes_the_best_token_of_each_slot(rng, seed, alpha):
+    """Head scores are halves and the scorer's quarters, some of them -inf, so that many tie."""
+    candidates = random_candidates(rng, batch=5, masked=seed % 3 == 2)
+    candidates = Candidates(candidates.token_ids, np.round(candidates.scores * 2) / 2)
+    contexts = random_contexts(rng, 5)
+    drafts = rescore_greedily(candidates, contexts, HistoryScorer(), alpha=alpha)
+    for row, context in enumerate(contexts):
+        expected: list[int] = []
+        for ids, scores in zip(candidates.token_ids[row], candidates.scores[row], strict=True):
+            values = {
+                int(token): float(score) + alpha * max(-1e6, log_prob)
+                for token, score in zip(ids, scores, strict=True)
+                for log_prob in [HistoryScorer.log_prob((*context, *expected), token)]
+                if score > -np.inf
+            }
+            if not values:  # a slot that is masked altogether ends the lattice
+                break
+            expected.append(max(values, key=lambda token: (values[token], -token)))
+        assert drafts[row].tolist() == expected + [-1] * (drafts.shape[1] - len(expected))
 
 
 def test_mixture_scorer_refuses(small_lm):
@@ -116,8 +103,3 @@ def test_kenlm_scorer_equals_the_ngram_lm_of_the_same_arpa(rng, seed, words, tmp
         np.testing.assert_allclose(log_probs, expected, atol=1e-4)
         rows, tokens = np.array([1, 1, 2]), rng.integers(0, VOCAB, 3).astype(np.int32)
         state, own = (s.advance(p, rows, tokens) for s, p in ((scorer, state), (ours, own)))
-
-
-def test_search_refuses_beams_that_do_not_fit(rng):
-    with pytest.raises(ValueError, match="a beam of at least as many"):
-        search_drafts(random_candidates(rng), [[1]], HistoryScorer(), num_drafts=3, beam=2)

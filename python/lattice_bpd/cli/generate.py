@@ -85,9 +85,9 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--lm", type=Path,
-        help="n-gram LM (default: MODEL/ngram.lm, if it exists); 'none' for none; for neural and "
-        "p_best also the directory, for draft_model the directory or hub name, of a small causal "
-        "LM with the same tokenizer",
+        help="n-gram LM (default: MODEL/ngram.lm, if it exists); 'none' for none; for neural "
+        "also the directory, for draft_model the directory or hub name, of a small causal LM "
+        "with the same tokenizer",
     )  # fmt: skip
     parser.add_argument(
         "--drafter", type=Path, metavar="PATH",
@@ -315,10 +315,10 @@ def _check_lm(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--lm: strategy {args.strategy!r} does not use an LM; leave --lm out, or use 'mixture'"
         )
-    if args.lm.is_dir() and args.strategy not in ("draft_model", "neural", "p_best"):
+    if args.lm.is_dir() and args.strategy not in ("draft_model", "neural"):
         raise ValueError(
             f"--lm: {args.lm} is a directory; expected the file of an n-gram LM for strategy "
-            f"{args.strategy!r}; a causal LM is for 'draft_model', 'neural' and 'p_best'"
+            f"{args.strategy!r}; a causal LM is for 'draft_model' and 'neural'"
         )
     if args.lm.is_dir() or args.strategy == "draft_model":
         args.lm = find_pretrained(args.lm, args.trust_remote_code)

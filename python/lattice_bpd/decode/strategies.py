@@ -33,9 +33,9 @@ class DraftSources:
     """The LMs, models and data that drafters are built from.
 
     Attributes:
-        lm: n-gram LM over the target's token ids; of "neural" and "p_best" also a TransitionScorer
-            or a small causal LM of `transformers`, of "draft_model" only such a causal LM; of
-            "mixture" also a list of n-gram LMs.
+        lm: n-gram LM over the target's token ids; of "neural" also a TransitionScorer or a
+            small causal LM of `transformers`, of "draft_model" only such a causal LM; of "mixture"
+            also a list of n-gram LMs.
         has_heads: whether the model has draft heads.
         store: texts served before, for "mixture"; None: none.
         gates: weights of the sources of "mixture", perhaps for several lists of sources, of which
@@ -82,7 +82,7 @@ def _check_sources(strategy: str, sources: DraftSources) -> None:
     elif strategy == "mixture" and isinstance(lm, (list, tuple)):
         for one in lm:
             _check_ngram_lm(one)
-    elif strategy not in ("neural", "p_best"):
+    elif strategy != "neural":
         _check_ngram_lm(lm)
     if "heads" in info.needs and not sources.has_heads:
         raise ValueError(
@@ -99,7 +99,7 @@ def _check_ngram_lm(lm: Any) -> None:
     hint = f"NGramLM.load({lm!r})" if isinstance(lm, str) else "NGramLM.load(path)"
     raise TypeError(
         f"make_drafter: lm is a {type(lm).__name__}; expected an NGramLM; load one with {hint} "
-        "(a causal LM is for 'draft_model', 'neural' and 'p_best', a scorer for the last two)"
+        "(a causal LM is for 'draft_model' and 'neural', a scorer for 'neural')"
     )
 
 
@@ -140,21 +140,13 @@ def _mixture(config: DraftConfig, sources: DraftSources) -> Drafter:
     )
 
 
-def _p_best(config: DraftConfig, sources: DraftSources) -> Drafter:
-    if isinstance(sources.lm, str):
-        _check_ngram_lm(sources.lm)
-    if sources.lm is None or isinstance(sources.lm, NGramLM):
-        return PBestDrafter(sources.lm, config)
-    return ScorerDrafter(sources.lm, config)
-
-
 _BUILDERS: dict[str, Callable[[DraftConfig, DraftSources], Drafter]] = {
     "greedy": lambda _config, _sources: NoDrafter(),
     "mixture": _mixture,
     "bpd": lambda _config, _sources: ArgmaxDrafter(),
     "ngram": lambda config, sources: PBestDrafter(sources.lm, config),
     "neural": lambda config, sources: ScorerDrafter(sources.lm, config),
-    "p_best": _p_best,
+    "p_best": lambda config, sources: PBestDrafter(sources.lm, config),
     "chain": lambda config, sources: ChainDrafter(sources.lm, config),
     "tree": lambda config, sources: TreeDrafter(sources.lm, config),
     "sampled": lambda config, sources: SampledTreeDrafter(sources.lm, config),

@@ -45,11 +45,11 @@ STRATEGIES: Mapping[str, StrategyInfo] = {
     "bpd": StrategyInfo("the most likely token of each head", needs=("heads",)),
     "ngram": StrategyInfo("the best path with the LM", _PATHS, ("heads", "lm")),
     "neural": StrategyInfo(
-        "the path that a neural LM scores best, slot by slot", ("top_k", "alpha", "beam"),
+        "the path that a neural LM scores best, slot by slot", ("top_k", "alpha"),
         ("heads", "lm"),
     ),
     "p_best": StrategyInfo(
-        "the num_drafts best paths", ("num_drafts", "beam", *_PATHS), ("heads",), ("lm",)
+        "the num_drafts best paths", ("num_drafts", *_PATHS), ("heads",), ("lm",)
     ),
     "chain": StrategyInfo(
         "the draft of greatest expected accepted length", ("temperature", *_PATHS), ("heads",),
@@ -86,7 +86,6 @@ class DraftConfig:
         alpha: weight of the LM's natural log probabilities.
         temperature: divides the scores of chains and trees; above 1 a tree is wider and less deep.
         draft_length: longest draft of "draft_model"; None: 5.
-        beam: prefixes that a neural LM keeps at each slot; None: as many as there are drafts.
         normalization: "global": whole paths are ranked by their scores; "local": the scores of a
             slot's candidates, LM included, are normalized by softmax after every prefix; None: the
             heads' own, which is global unless they score transitions.
@@ -106,7 +105,6 @@ class DraftConfig:
     alpha: float = 0.5
     temperature: float = 1.0
     draft_length: int | None = None
-    beam: int | None = None
     normalization: str | None = None
     sources: tuple[str, ...] | None = None
 
@@ -118,7 +116,7 @@ class DraftConfig:
             raise ValueError(
                 f"strategy is {self.strategy!r}; {hint}expected one of {', '.join(STRATEGIES)}"
             )
-        for name in ("top_k", "num_drafts", "max_nodes", "draft_length", "beam"):
+        for name in ("top_k", "num_drafts", "max_nodes", "draft_length"):
             value = getattr(self, name)
             if name == "max_nodes" and value == "auto":
                 continue

@@ -72,7 +72,7 @@ def test_the_example_on_stories(
     results = json.loads((tmp_path / "results.json").read_text())
     lines = {line["name"]: line for line in results["strategies"]}
     assert {"tree", "ngram_distilled", "neural", "ngram_neural", "oracle"} <= set(lines)
-    assert all(line["lossless"] and line["scorer_failures"] == {} for line in lines.values())
+    assert all(line["lossless"] and line["draft_failures"] == {} for line in lines.values())
     assert lines["tree"]["block_efficiency"] > lines["bpd"]["block_efficiency"] > 1.0
 
 

@@ -169,7 +169,7 @@ def test_tune_files_hold_mixtures(mixture_path, model, lm, prompts, recording):
             live = generate(model, prompt, drafter=used, max_new_tokens=NEW_TOKENS)
             assert live.token_ids == plain.tolist()
             assert live.stats.target_calls == replayed.calls[number]
-            assert live.stats.scorer_failures == {}
+            assert live.stats.draft_failures == {}
 
 
 def test_tune_files_of_mixtures_say_what_is_missing(mixture_path, model):
@@ -272,7 +272,7 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     for path in (tmp_path / "neural.json", mixed / "drafter.json"):
         output = generate(model, prompts[1], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
         assert output.token_ids == greedy.token_ids
-        assert output.stats.scorer_failures == {}
+        assert output.stats.draft_failures == {}
     # a folder for an engine that verifies chains, with all that it needs
     folder = tmp_path / "served"
     model.save_pretrained(tmp_path / "model")

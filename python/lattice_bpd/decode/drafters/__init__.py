@@ -12,7 +12,7 @@ from lattice_bpd.decode.drafters.mixture import MixtureDrafter
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.drafters.proposals import DraftError, DraftWarning
-from lattice_bpd.decode.drafters.scorer import ScorerDrafter, ScorerWarning
+from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.decode.drafters.tree import TreeDrafter
 from lattice_bpd.draft.mixture import TextStore
 
@@ -28,7 +28,6 @@ __all__ = [
     "PBestDrafter",
     "SampledTreeDrafter",
     "ScorerDrafter",
-    "ScorerWarning",
     "TextStore",
     "TreeDrafter",
 ]

@@ -231,8 +231,8 @@ def generate(
             list of prompts of any lengths. For an encoder-decoder the source.
         drafter: the name of a strategy (see `DraftConfig`), a DraftConfig, or a drafter object (a
             list has one for each prompt).
-        lm: n-gram LM over the target's token ids; "mixture" takes several. "neural" and "p_best"
-            also take a small causal LM of `transformers` with the target's tokenizer, or any
+        lm: n-gram LM over the target's token ids; "mixture" takes several. "neural" also
+            takes a small causal LM of `transformers` with the target's tokenizer, or any
             TransitionScorer; "draft_model" needs such a causal LM.
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens after the next;
             BlockwiseHeads, or DraftHeads. None: those of a BlockwiseLM,

@@ -22,14 +22,12 @@ class DecodeStats:
         verified_tokens: draft tokens sent to the target; shared prefixes count once.
         flattened_trees: steps whose draft tree was reduced to its best chain, since the target
             has a recurrent state.
-        scorer_failures: steps in which a scorer failed and only heads drafted, by kind: "nan",
-            "shape", "slow", "error"; and "dropped", the steps after a call that was too slow.
         relaxed_tokens: decoded tokens that a lossy rule accepted although they are not the
             target's argmax.
         regret: sum over relaxed tokens of the target's log probability of its argmax minus that of
             the token, in nats.
         draft_failures: steps whose draft failed, so that they decoded one token, by kind: "nan",
-            "shape", "memory", or a kind defined by the drafter.
+            "shape", "memory", "error" (of a scorer), or a kind defined by the drafter.
         seconds: wall time by stage: "prompt", "heads", "top_k", "rescore", "draft_model" (all of
             its work), "lookup", "target" (only the verifying calls), "predict" (selection of its
             predictions), "verify" (layout, acceptance, rollback) and "total".
@@ -44,7 +42,6 @@ class DecodeStats:
     neighbours: int = 0
     verified_tokens: int = 0
     flattened_trees: int = 0
-    scorer_failures: dict[str, int] = field(default_factory=dict)
     relaxed_tokens: int = 0
     regret: float = 0.0
     draft_failures: dict[str, int] = field(default_factory=dict)
@@ -97,10 +94,6 @@ class DecodeStats:
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - start
         return now
-
-    def count_scorer_failure(self, kind: str) -> None:
-        """Count a step in which a scorer failed."""
-        self.scorer_failures[kind] = self.scorer_failures.get(kind, 0) + 1
 
     def count_draft_failure(self, kind: str) -> None:
         """Count a step whose draft failed."""

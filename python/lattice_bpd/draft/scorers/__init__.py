@@ -8,7 +8,7 @@ MixtureScorer      several scorers with weights
 For neural LMs see `lattice_bpd.decode.drafters.NeuralScorer`, which needs torch.
 """
 
-from lattice_bpd.draft.scorers.beam import search_drafts
+from lattice_bpd.draft.scorers.greedy import rescore_greedily
 from lattice_bpd.draft.scorers.kenlm import KenlmScorer
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.ngram import NGramScorer
@@ -19,5 +19,5 @@ __all__ = [
     "MixtureScorer",
     "NGramScorer",
     "TransitionScorer",
-    "search_drafts",
+    "rescore_greedily",
 ]

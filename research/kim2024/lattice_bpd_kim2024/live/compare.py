@@ -151,7 +151,6 @@ class Comparison:
             "verified_tokens": total.verified_tokens,
             "tokens_per_second": self.tokens_per_second(result),
             "relative_speed": self.relative_speed(result),
-            "scorer_failures": total.scorer_failures,
             "draft_failures": total.draft_failures,
             "repeat_share": total.repeat_share if total.neighbours else None,
             "loop_free_gain": self.gain(result, self.loop_free),

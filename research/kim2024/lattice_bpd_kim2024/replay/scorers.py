@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.draft.rescore import rescore_lattice
-from lattice_bpd.draft.scorers.beam import search_drafts
+from lattice_bpd.draft.drafts import Drafts
+from lattice_bpd.draft.scorers.greedy import rescore_greedily
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.ngram import NGramScorer
 from lattice_bpd.draft.scorers.protocol import (
@@ -140,7 +140,7 @@ def draft_rescored(batch: PositionBatch, rescorers: Rescorers, options: DraftCon
     """The best path slot by slot; see `ScorerDrafter`."""
     found, scorer = batch.top(options.top_k), rescorers.scorer
     fits = _fits(batch, found, scorer)
-    paths = _by_heads(found)
+    paths = _no_drafts(found)
     for rows in _groups(batch, np.flatnonzero(fits), _TEXTS if reads_batches(scorer) else 1):
         contexts = [
             batch.texts[number].context(position)
@@ -158,7 +158,7 @@ def draft_along(batch: PositionBatch, rescorers: Rescorers, options: DraftConfig
     found = batch.top(options.top_k)
     rows = np.flatnonzero(_fits(batch, found, rescorers.scorer))
     scores = _scores_along(batch, rescorers.scorer, rows, options.top_k)
-    paths = _by_heads(found)
+    paths = _no_drafts(found)
     if len(rows):
         contexts = [[0]] * len(rows)
         paths[rows] = _search(found, rows, contexts, _AlongOutput(scores), options)
@@ -182,7 +182,7 @@ def measure_rescoring(
         kept = np.s_[position : position + 1, :, :top_k]
         found, context = Candidates(text.token_ids[kept], text.scores[kept]), text.context(position)
         start = time.perf_counter()
-        search_drafts(found, [context], scorer)
+        rescore_greedily(found, [context], scorer)
         seconds.append(time.perf_counter() - start)
     return 1e3 * float(np.median(seconds[1:] or seconds))
 
@@ -213,16 +213,13 @@ def _search(
 ) -> Int32Array:  # fmt: skip
     """(R, 1, S) the best draft of some rows of a batch."""
     chosen = Candidates(found.token_ids[rows], found.scores[rows])
-    drafts = search_drafts(
-        chosen, contexts, scorer, num_drafts=1, alpha=options.alpha, beam=options.beam
-    )
-    return cast(Int32Array, drafts.token_ids)
+    return rescore_greedily(chosen, contexts, scorer, alpha=options.alpha)[:, None]
 
 
-def _by_heads(found: Candidates) -> Int32Array:
-    """(B, 1, S) drafts of the heads alone, which decoding has where the scorer fails."""
-    drafts = rescore_lattice(found, [[0]] * len(found.token_ids), None, num_drafts=1)
-    return np.array(drafts.token_ids)
+def _no_drafts(found: Candidates) -> Int32Array:
+    """(B, 1, S) empty drafts, which decoding has where the scorer fails."""
+    batch, slots = found.token_ids.shape[:2]
+    return np.full((batch, 1, slots), Drafts.PAD_TOKEN, np.int32)
 
 
 def _fits(

@@ -177,7 +177,7 @@ class Strategy:
 
     def propose(self, batch: PositionBatch, rescorers: Rescorers, options: DraftConfig) -> Proposal:
         """Drafts whose accepted lengths and numbers of tokens are those of decoding."""
-        is_read = has_read(batch.rescored, rescorers.scorer) and options.beam in (None, 1)
+        is_read = has_read(batch.rescored, rescorers.scorer)
         draft = self.draft_along if self.draft_along is not None and is_read else self.draft
         return draft(batch, rescorers, options)
 
