@@ -57,9 +57,9 @@ def record_lattices(directory: Path, count: int, top_k: int) -> Recording:
     logits, exact = [], []
     with torch.inference_mode():
         for part in prompts.split(50):
-            output = model(part, logit_positions=1)
-            exact.append(output.logits[:, -1].argmax(-1, keepdim=True))
-            logits.append(model.head_logits(output.hidden[:, -1]).float())
+            hidden = model.hidden_states(part)[:, -1]
+            exact.append(model.output_embedding(hidden).argmax(-1, keepdim=True))
+            logits.append(model.head_logits(hidden).float())
     head_logits = torch.cat(logits).numpy()
     contexts = torch.cat([prompts, torch.cat(exact)], 1)[:, -CONTEXT:]
     best = select_top_k(head_logits, top_k, log_softmax=False, where="record_lattices")

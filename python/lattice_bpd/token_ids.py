@@ -50,7 +50,7 @@ def to_token_ids(token_ids: Any, where: str, vocab_size: int | None = None) -> I
         position = int(np.flatnonzero(array == bad)[0])
         raise ValueError(
             f"{where} has token id {bad} at position {position}; expected 0..{limit}"
-            + ("" if vocab_size is None else f" (a vocabulary of {vocab_size})")
+            + ("" if vocab_size is None else f" (a vocabulary of {vocab_size}); use its tokenizer")
         )
     return np.ascontiguousarray(array, dtype=np.int32)
 

@@ -140,7 +140,7 @@ def test_certificate_files(model_directory, tmp_path, capsys):
         ({"token_ids": others}, "other tokens at . of .* at position 4 they prefer another one"),
         ({"token_ids": others, "noise": noise}, "other tokens"),
         ({"margins": []}, "have different lengths"),
-        ({"token_ids": outside}, "found token id 999"),
+        ({"token_ids": outside}, "token_ids has token id 999"),
         ({"version": 9}, "not a certificate"),
     ):
         path.write_text(json.dumps({**content, **change}))

@@ -27,7 +27,7 @@ from blockwise_models import (
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import Drafter, generate
 from lattice_bpd.draft.config import STRATEGIES
-from lattice_bpd.models import BlockwiseLM, CallableHeads, HeadSource, VocabularyHeads
+from lattice_bpd.models import BlockwiseLM, VocabularyHeads
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from lattice_bpd_drafters.medusa_heads import MedusaHeads
@@ -57,7 +57,6 @@ def heads(make: Callable[[Any], Any], name: str = "p_best") -> Callable[[str], O
     def options(kind: str) -> Options:
         torch.manual_seed(1)
         source = make(model_of(kind).base)
-        assert isinstance(source, HeadSource)
         if isinstance(source, torch.nn.Module):
             for weight in source.parameters():
                 weight.data.normal_(0.0, 0.3)
@@ -66,9 +65,20 @@ def heads(make: Callable[[Any], Any], name: str = "p_best") -> Callable[[str], O
     return options
 
 
-def random_logits(hidden: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(5)
-    return torch.einsum("bd,hvd->bhv", hidden, torch.randn(3, VOCAB, 32, generator=generator))
+def sequential_heads(kind: str) -> Options:
+    """Multi-token prediction by a function: each slot's state is made of the previous slot's."""
+    base: Any = model_of(kind).base
+    embed, project = base.get_input_embeddings(), base.get_output_embeddings()
+
+    def heads(hidden: torch.Tensor, exact_tokens: torch.Tensor) -> torch.Tensor:
+        states, tokens, logits = hidden, exact_tokens, []
+        for _ in range(3):
+            states = states + embed(tokens)
+            logits.append(project(states))
+            tokens = logits[-1].argmax(dim=-1)
+        return torch.stack(logits, dim=1)
+
+    return {**strategy("bpd")(kind), "model": base, "heads": heads}
 
 
 def two_lms() -> list[NGramLM]:
@@ -91,7 +101,7 @@ DRAFTERS: dict[str, Callable[[str], Options]] = {
     "draft samples": draft_model("mistral", shape="sampled", draws=[3, 2, 1]),
     "sampled draft tree": draft_model("gemma2", shape="sampled_tree", max_nodes=9),
     "Medusa": heads(lambda _: MedusaHeads(32, VOCAB, 3, 2)),
-    "a function": heads(lambda _: CallableHeads(random_logits, 3), "bpd"),
+    "a function": sequential_heads,
     "heads of a few ids": heads(
         lambda _: VocabularyHeads([3, 40, 7, 21], 32, VOCAB, num_slots=3, inner_size=16), "tree"
     ),

@@ -8,18 +8,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from blockwise_models import HEADS, VOCAB, looping_text, model_of
 from lattice_bpd import FormatError
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, CallableHeads, SequentialHeads
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
 from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
 SLOTS = HEADS - 1
-WIDTH = 32
 
 
 def ids(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -44,12 +41,10 @@ def test_save_and_load_give_the_same_model(kind, tmp_path):
     model = model_of(kind)
     model.save_pretrained(tmp_path / "model")
     loaded = BlockwiseLM.from_pretrained(tmp_path / "model")
-    positions = torch.tensor([[0, 4]])
     with torch.inference_mode():
-        before = model(ids(1, 5), head_positions=positions)
-        after = loaded(ids(1, 5), head_positions=positions)
-    assert torch.equal(before.logits, after.logits)
-    assert torch.equal(before.head_logits, after.head_logits)
+        before, after = (one.hidden_states(ids(1, 5)) for one in (model, loaded))
+        assert torch.equal(model.output_embedding(before), loaded.output_embedding(after))
+        assert torch.equal(model.head_logits(before), loaded.head_logits(after))
     assert not loaded.training
     assert not list((tmp_path / "model").glob(".saving*"))  # temporary files are gone
     model.save_pretrained(tmp_path / "model")  # over what is there
@@ -90,56 +85,28 @@ def test_wrong_sizes_are_refused():
     with pytest.raises(ValueError, match="width 16, the target's output embedding takes 32"):
         BlockwiseLM(model_of("gpt2").base, heads=BlockwiseHeads(16, 3))
     with pytest.raises(ValueError, match=r"shape \(4,\); expected \(batch, tokens\)"):
-        model_of("gpt2")(ids(4))
+        model_of("gpt2").hidden_states(ids(4))
     with pytest.raises(TypeError, match="no output embedding"):
         BlockwiseLM(model_of("gpt2").base.transformer)
 
 
-class MtpStep(nn.Module):
-    """One depth of multi-token prediction: joins state and embedding, then a small network."""
+class Zeros:
+    """Heads of three slots without a file format."""
 
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.join = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(depth))
+    num_slots = 3
 
-    def forward(self, states, embeddings, slot):
-        both = torch.cat([F.normalize(states, dim=-1), F.normalize(embeddings, dim=-1)], dim=-1)
-        return states + F.silu(self.join[slot](both))
+    def __call__(self, hidden, exact_tokens):  # noqa: ARG002
+        return hidden.new_zeros(*hidden.shape[:-1], 3, VOCAB)
 
 
-def test_heads_in_turn_see_state_and_token_before_them():
-    base, step = model_of("llama").base, MtpStep(3)
-    heads = SequentialHeads(step, 3, base)
-    hidden, exact = torch.randn(4, WIDTH), torch.tensor([5, 0, 47, 9])
-    embed, project = base.get_input_embeddings(), base.get_output_embeddings()
-    with torch.inference_mode():
-        logits = heads(hidden, exact)
-        for row in range(4):
-            state, token = hidden[row : row + 1], exact[row : row + 1]
-            for slot in range(3):
-                state = step(state, embed(token), slot)
-                torch.testing.assert_close(logits[row, slot], project(state)[0])
-                token = project(state).argmax(-1)
-        assert torch.equal(heads(hidden), heads(hidden, project(hidden).argmax(-1)))
-    assert not any("_target" in name for name, _ in heads.named_parameters())
-    assert heads(hidden[0]).shape == (3, VOCAB)
-
-
-def test_sources_that_do_not_fit_are_refused(tmp_path):
+def test_heads_that_do_not_fit_are_refused(tmp_path):
     base = model_of("llama").base
-    with pytest.raises(TypeError, match=r"heads is a function; .*CallableHeads\(function, num_slo"):
+    with pytest.raises(TypeError, match=r"heads is a function; .* callable with num_slots; g"):
         BlockwiseLM(base, heads=lambda hidden: hidden)
-    with pytest.raises(ValueError, match=r"shape \(1, 2, 48\) .*expected \(1, 3, V\)"):
-        BlockwiseLM(base, heads=CallableHeads(lambda hidden: hidden.new_zeros(1, 2, VOCAB), 3))
-    with pytest.raises(ValueError, match="vocabulary of 9, the target one of 48"):
-        BlockwiseLM(base, heads=CallableHeads(lambda hidden: hidden.new_zeros(1, 3, 9), 3))
-    for kind in (CallableHeads, lambda f, n: SequentialHeads(f, n, base)):
-        with pytest.raises(ValueError, match="num_slots is 0; expected 1 or more"):
-            kind(np.array, 0)
-    model = BlockwiseLM(base, heads=CallableHeads(lambda states: states.new_zeros(1, 3, VOCAB), 3))
-    with pytest.raises(TypeError, match="CallableHeads, which have no file format"):
+    model = BlockwiseLM(base, heads=Zeros())
+    assert model.head_logits(torch.ones(2, 32)).shape == (2, 3, VOCAB)
+    with pytest.raises(TypeError, match="Zeros, which have no file format"):
         model.save_pretrained(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    with pytest.raises(TypeError, match="the heads are CallableHeads; expected BlockwiseHeads"):
+    with pytest.raises(TypeError, match="the heads are Zeros; expected BlockwiseHeads"):
         train_blockwise(model, looping_text(), TrainOptions(steps=1, sequence_length=8))

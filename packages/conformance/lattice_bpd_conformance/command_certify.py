@@ -91,6 +91,7 @@ def _check_file(file: Path, found: Pretrained) -> None:
     from lattice_bpd.cli.files import load_causal_lm
     from lattice_bpd.decode import Certificate, DraftingModel
     from lattice_bpd.decode.certificate.noise import follow_text
+    from lattice_bpd.token_ids import to_token_ids
 
     certificate = Certificate.load(file)
     dtype = getattr(torch, certificate.dtype, None)
@@ -102,7 +103,7 @@ def _check_file(file: Path, found: Pretrained) -> None:
     for name, ids in (("prompt_token_ids", prompt), ("token_ids", token_ids)):
         if not ids:
             raise ValueError(f"certificate: {name} is empty; expected one token or more")
-        model.check_token_ids(torch.tensor(ids, device="cpu"), f"certificate: {name}")
+        to_token_ids(ids, f"certificate: {name}", model.vocab_size)
     choices, noise = follow_text(model.target, prompt, token_ids)
     count = len(token_ids)
     if not choices.differing:

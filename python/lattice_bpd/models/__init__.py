@@ -14,21 +14,16 @@ except ImportError as error:
         "decoding need torch and transformers; run: pip install 'lattice-bpd[torch]'"
     ) from error
 
-from lattice_bpd.models.blockwise import BlockwiseLM, BlockwiseOutput
+from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_heads
 from lattice_bpd.models.head_files import OtherTargetWarning
 from lattice_bpd.models.heads import BlockwiseHeads
-from lattice_bpd.models.sources import CallableHeads, HeadSource, SequentialHeads
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
 __all__ = [
     "BlockwiseHeads",
     "BlockwiseLM",
-    "BlockwiseOutput",
-    "CallableHeads",
-    "HeadSource",
     "OtherTargetWarning",
-    "SequentialHeads",
     "VocabularyHeads",
     "load_heads",
 ]

@@ -10,52 +10,30 @@ Kim et al. 2024, section 4; Stern et al. 2018, section 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lattice_bpd.models.checkpoint import load_heads, load_target, save_checkpoint
 from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.head_files import warn_of_other_target
-from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.heads import BlockwiseHeads, check_heads
 from lattice_bpd.models.hooks import device_of, loaded
 from lattice_bpd.models.lm_call import (
     build_inputs,
-    cache_argument,
     find_max_positions,
     inner_call_is_exact,
     unwrap_model,
 )
-from lattice_bpd.models.sources import check_heads
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-@dataclass
-class BlockwiseOutput:
-    """One call of the target.
-
-    Attributes:
-        logits: (B, T, V) float, head 1's logits of every input position: those of the target's own
-            forward.
-        hidden: (B, T, D) float, the states that enter the output embedding, as
-            `lattice_bpd.models.lm_call` defines them; heads start here.
-        cache: the KV cache, extended by the input; None without use_cache.
-        head_logits: (B, N, H, V) float at `head_positions`, or None.
-    """
-
-    logits: Tensor
-    hidden: Tensor
-    cache: Cache | None
-    head_logits: Tensor | None = None
 
 
 class BlockwiseLM(nn.Module):
@@ -69,14 +47,15 @@ class BlockwiseLM(nn.Module):
             `torch.compile(model)`. It is not copied.
         num_heads: h, the target's own head included.
         inner_size: width of each head's hidden layer; the target's hidden size when None.
-        heads: existing heads, `BlockwiseHeads`, any `HeadSource`, or heads that read more than a
-            hidden state, with a method `as_draft_heads`, such as a `BlockDrafter`; num_heads and
-            inner_size are then ignored. A source is run once, to check the shape of its logits. An
-            OtherTargetWarning says that saved heads were trained on other weights than those of
+        heads: existing heads: `BlockwiseHeads`; another callable with num_slots, of hidden states
+            (..., D) and the exact tokens (...) or None, that returns logits (..., H, V), such as
+            `VocabularyHeads`; or heads that read more than a hidden state, with a method
+            `as_draft_heads`, such as a `BlockDrafter`. num_heads and inner_size are then ignored.
+            An OtherTargetWarning says that saved heads were trained on other weights than those of
             `base`.
 
     Raises:
-        TypeError: base is an encoder-decoder or has no output embedding, or heads is no source.
+        TypeError: base is an encoder-decoder or has no output embedding, or heads of another kind.
         ValueError: heads of other sizes, or num_heads below 2.
     """
 
@@ -139,63 +118,34 @@ class BlockwiseLM(nn.Module):
         """The target's own projection (D -> V), shared by all heads."""
         return cast(nn.Linear, self.base.get_output_embeddings())  # type: ignore[no-untyped-call]
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        cache: Cache | None = None,
-        *,
-        use_cache: bool = False,
-        logit_positions: int | None = None,
-        head_positions: Tensor | None = None,
-    ) -> BlockwiseOutput:
-        """Run the target on new tokens.
+    def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """The states of whole texts from which heads predict, and on which they are trained.
 
         Args:
-            input_ids: (B, T) int64, the tokens after those in the cache.
-            cache: keys and values of the earlier tokens of each row; extended in place.
-            use_cache: return a cache even if none was given.
-            logit_positions: number of last positions to compute logits of; None: all.
-            head_positions: (B, N) int64 indices into T at which the extra heads are computed; None:
-                none. Decoding needs one position, after verification: leave this None and call
-                `head_logits` with the accepted row of `hidden`.
+            input_ids: (B, T) int64. Ids are not checked, since that would synchronize a GPU.
 
         Returns:
-            BlockwiseOutput; logits is (B, logit_positions or T, V).
+            (B, T, D) float, what enters the output embedding; see `lattice_bpd.models.forward`.
 
         Raises:
-            ValueError: input_ids is not (B, T) or is empty. Ids are not checked here, since that
-                would synchronize a GPU; see `check_token_ids`.
+            ValueError: input_ids is not (B, T) or is empty.
         """
         if input_ids.ndim != 2 or input_ids.shape[1] == 0:
             raise ValueError(
                 f"BlockwiseLM: input_ids has shape {tuple(input_ids.shape)}; expected (batch, "
                 "tokens) with one token or more; add the batch axis or give a prompt"
             )
-        if use_cache and cache is None and cache_argument(self.base) is not None:
-            cache = DynamicCache(config=self.base.config)
-        inputs = build_inputs(self.base, input_ids, cache, use_cache=use_cache or cache is not None)
+        inputs = build_inputs(self.base, input_ids, use_cache=False)
         if inner_call_is_exact(self.base, self.output_embedding):
-            hidden: Tensor = self.base.base_model(**inputs).last_hidden_state  # (B, T, D)
-            last = hidden if logit_positions is None else hidden[:, -logit_positions:]
-            logits = self.output_embedding(last)
-        else:
-            logits, hidden, _ = call_forward(self.base, self.output_embedding, inputs)
-            logits = logits if logit_positions is None else logits[:, -logit_positions:]
-        head_logits = None
-        if head_positions is not None:
-            index = head_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
-            head_logits = self.head_logits(hidden.gather(1, index))  # (B, N, H, V)
-        return BlockwiseOutput(logits, hidden, cache, head_logits)
-
-    def hidden_states(self, input_ids: Tensor) -> Tensor:
-        """(B, T, D) float, the states of whole texts (B, T) that heads are trained on."""
-        return self(input_ids, logit_positions=1).hidden  # type: ignore[no-any-return]
+            hidden: Tensor = self.base.base_model(**inputs).last_hidden_state
+            return hidden
+        return call_forward(self.base, self.output_embedding, inputs).hidden
 
     def head_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """Logits of heads 2..h.
 
         Args:
-            hidden: (..., D) float, rows of `BlockwiseOutput.hidden`.
+            hidden: (..., D) float, rows of `hidden_states`.
             exact_tokens: (...) int64, the exact tokens after them, for heads that read them; None:
                 the target's argmax.
 
@@ -219,7 +169,7 @@ class BlockwiseLM(nn.Module):
         """Write target and heads; see `lattice_bpd.models.checkpoint` for the files.
 
         Raises:
-            TypeError: heads without a file format, such as CallableHeads.
+            TypeError: heads without a file format.
             OSError: the directory cannot be written.
         """
         save_checkpoint(self.base, self.heads, Path(directory))
@@ -247,27 +197,6 @@ class BlockwiseLM(nn.Module):
         model = cls(load_target(found, **options), heads=heads)
         model.eval()
         return model
-
-    def check_token_ids(self, token_ids: Tensor, where: str) -> None:
-        """Raise unless every id is in 0..V-1.
-
-        Args:
-            token_ids: any shape, integers.
-            where: name of the caller, for the message.
-
-        Raises:
-            ValueError: an id outside the vocabulary, or not integers.
-        """
-        if token_ids.is_floating_point() or token_ids.is_complex():
-            raise ValueError(f"{where}: token ids are {token_ids.dtype}; expected integers")
-        if token_ids.numel() == 0:
-            return
-        low, high = (int(value) for value in torch.aminmax(token_ids))
-        if low < 0 or high >= self.vocab_size:
-            raise ValueError(
-                f"{where}: found token id {low if low < 0 else high}; expected 0.."
-                f"{self.vocab_size - 1}; use the tokenizer that the target was trained with"
-            )
 
 
 def _output_shape(base: PreTrainedModel) -> tuple[int, int]:

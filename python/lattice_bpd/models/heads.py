@@ -9,6 +9,7 @@ embedding, so no head has a V-sized matrix (Stern et al. 2018, section 6; Kim et
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from lattice_bpd.models.head_files import HeadFiles, SavedHeads
 from lattice_bpd.models.linear import linear
+from lattice_bpd.vocabulary import check_same_ids
 
 BLOCKWISE_FILES = HeadFiles(
     "blockwise_heads", {"num_heads": 2, "hidden_size": 1, "inner_size": 1}, {"vocab_size": None}
@@ -116,3 +118,33 @@ class BlockwiseHeads(SavedHeads):
             inner_weight, inner_bias = inner_weight[: count * size], inner_bias[: count * size]
             weight, bias = weight[: count * width], bias[:count]
         return inner_weight, inner_bias, weight.view(-1, width, size), bias
+
+
+def check_heads(heads: Any, output_weight: Tensor) -> None:
+    """Raise unless heads fit a target; sets the vocabulary of BlockwiseHeads that have none.
+
+    Args:
+        heads: BlockwiseHeads, or a callable with num_slots.
+        output_weight: (V, D) of the target's output embedding.
+
+    Raises:
+        TypeError: other heads.
+        ValueError: another width or vocabulary.
+    """
+    name = type(heads).__name__
+    if not (callable(heads) and hasattr(heads, "num_slots")):
+        raise TypeError(
+            f"BlockwiseLM: heads is a {name}; expected BlockwiseHeads or another callable with "
+            "num_slots; give any other callable to generate as heads="
+        )
+    target_vocab, target_width = output_weight.shape
+    width = getattr(heads, "hidden_size", target_width)
+    if width != target_width:
+        raise ValueError(
+            f"{name}: the heads take hidden states of width {width}, the target's output "
+            f"embedding takes {target_width}; use heads trained on this target"
+        )
+    vocab_size = getattr(heads, "vocab_size", None) or target_vocab
+    if isinstance(heads, BlockwiseHeads):
+        heads.vocab_size = vocab_size
+    check_same_ids(name, "heads", vocab_size, target_vocab)

@@ -206,7 +206,7 @@ class VocabularyHeads(SavedHeads):
         return LatticeInput(*tensors, are_log_probs=True)
 
     def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
-        """See HeadSource: (..., H, V) logits, -inf outside the draft vocabulary."""
+        """(..., H, V) logits, -inf outside the draft vocabulary; see `draft_states`."""
         rows = hidden.reshape(-1, self.hidden_size)
         tokens = None if exact_tokens is None else exact_tokens.reshape(-1)
         logits = self.draft_logits(rows, tokens)

@@ -60,14 +60,14 @@ def test_fused_cross_entropy_survives_huge_logits_and_a_frozen_embedding():
 
 def plain_loss(model: BlockwiseLM, part: LossPart) -> torch.Tensor:
     """The same loss by autograd alone, all logits at once."""
-    output = model(part.pieces[:, :T])
+    states = model.hidden_states(part.pieces[:, :T])
     labels = label_view(part.pieces, HEADS)
     total = torch.zeros(())
     for head in part.heads:
         if head == 1:
-            logits, wanted = output.logits.flatten(0, 1), labels[:, 0]
+            logits, wanted = model.output_embedding(states).flatten(0, 1), labels[:, 0]
         else:
-            hidden = output.hidden.flatten(0, 1)[part.positions]
+            hidden = states.flatten(0, 1)[part.positions]
             logits = model.head_logits(hidden)[:, head - 2]
             wanted = labels[part.positions, head - 1]
         each = F.cross_entropy(logits, wanted, reduction="sum")
@@ -112,9 +112,10 @@ def test_losses_are_cross_entropies_of_later_and_later_tokens():
     rows = HeadText(batch.flatten().numpy().astype(np.int32), row_length=9 + HEADS)
     losses = torch.tensor(measure_heads(model, rows, 9).losses)
     with torch.inference_mode():
-        output = model(batch[:, :9], head_positions=torch.arange(9).expand(2, -1))
+        first = model.base(batch[:, :9]).logits
+        others = model.head_logits(model.hidden_states(batch[:, :9]))  # (2, 9, H, V)
         for head in range(HEADS):
-            logits = output.logits if head == 0 else output.head_logits[:, :, head - 1]
+            logits = first if head == 0 else others[:, :, head - 1]
             labels = batch[:, 1 + head : 10 + head]
             expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
             torch.testing.assert_close(losses[head], expected, rtol=1e-4, atol=1e-4)

@@ -54,15 +54,14 @@ def test_record_holds_greedy_outputs_and_candidates_of_the_heads(tmp_path):
         assert (text.task, text.name, text.references) == ("cycle", prompt.name, ("a", "b"))
         assert (text.finish, text.limit) == ("length", 11)
         tokens = torch.tensor([[*prompt.token_ids, *output[:-1]]])
-        positions = torch.arange(len(prompt.token_ids) - 1, tokens.shape[1])[None]
+        before = len(prompt.token_ids) - 1
         with torch.inference_mode():
-            whole = model(tokens, head_positions=positions)
-        heads = whole.head_logits[0]  # (m, H, V)
+            heads = model.head_logits(model.hidden_states(tokens)[0, before:])  # (m, H, V)
+            own = model.base(tokens).logits[0, before:]
         best = heads.topk(6).values.numpy()
         assert text.scores == pytest.approx(best, abs=1e-4)
         at = np.take_along_axis(heads.numpy(), text.token_ids.astype(np.int64), axis=-1)
         assert at == pytest.approx(text.scores, abs=1e-4)
-        own = whole.logits[0, len(prompt.token_ids) - 1 :]
         log_probs = torch.cat([own[:, None], heads], dim=1).log_softmax(-1)
         assert text.entropies == pytest.approx(
             -(log_probs.exp() * log_probs).sum(-1).numpy(), abs=1e-4

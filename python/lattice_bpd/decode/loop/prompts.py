@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from lattice_bpd.decode.loop.arguments import Options, check_evaluation_mode
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.token_ids import integer_array
+from lattice_bpd.models.forward import LMOutput
+from lattice_bpd.token_ids import to_token_ids
 from lattice_bpd.verify.memory import describe_lack_of_memory
 from lattice_bpd.verify.preparation import find_reread
 from lattice_bpd.verify.probes import find_batch_refusal, find_cache_refusal
-from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, find_mixers
 
 
@@ -56,19 +55,17 @@ def check_prompts(
     tokens = []
     for number, prompt in enumerate(prompts):
         name = "prompt" if len(prompts) == 1 else f"prompt {number}"
-        ids = torch.from_numpy(integer_array(prompt, f"decode: {name}").astype(np.int64))
-        if ids.ndim != 1 or ids.numel() == 0:
+        ids = to_token_ids(prompt, f"decode: {name}", model.target.source_vocab_size)
+        if ids.size == 0:
             raise ValueError(
-                f"decode: {name} has shape {tuple(ids.shape)}; expected (tokens,) with one token "
-                "or more; for an empty prompt give a start token"
+                f"decode: {name} is empty; expected one token or more, such as a start token"
             )
-        model.check_token_ids(ids, f"decode: {name}", model.target.source_vocab_size)
         if not beyond_positions and len(ids) > (model.max_positions or len(ids)):
             raise ValueError(
                 f"decode: {name} has {len(ids)} tokens; the target has positions for "
                 f"{model.max_positions}; cut the prompt at its beginning"
             )
-        tokens.append([int(token) for token in ids.tolist()])
+        tokens.append(ids.tolist())
     begin = model.target.decoder_prompt
     return Prompts(tokens) if begin is None else Prompts([list(begin) for _ in tokens], tokens)
 
@@ -92,7 +89,7 @@ def check_texts(model: DraftingModel, prompts: Prompts, options: Options) -> Non
 
 def read_together(
     model: DraftingModel, prompts: Prompts, options: Options
-) -> tuple[TargetOutput, Any] | None:
+) -> tuple[LMOutput, Any] | None:
     """Read in one call what texts in rows cannot be read from; None: they can.
 
     That are prompts that the model prepares itself, sources of an encoder-decoder, and texts of a

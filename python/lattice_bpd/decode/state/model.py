@@ -14,12 +14,11 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.head_files import SavedHeads, warn_of_other_target
-from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd.models.heads import BlockwiseHeads, check_heads
 from lattice_bpd.models.hooks import loaded
 from lattice_bpd.models.lm_call import unwrap_model
-from lattice_bpd.models.sources import HeadSource, check_heads
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
-from lattice_bpd.verify.protocol import HeadsInCall
+from lattice_bpd.verify.greedy import HeadsInCall
 from lattice_bpd.verify.target import CausalLMTarget, build_target
 from lattice_bpd.vocabulary import check_same_ids
 
@@ -57,9 +56,7 @@ class DraftHeads(Protocol):
         ...
 
 
-HeadsOrCallable = (
-    DraftHeads | HeadSource | BlockwiseHeads | BlockwiseLM | Callable[[Tensor], Tensor]
-)
+HeadsOrCallable = DraftHeads | BlockwiseHeads | BlockwiseLM | Callable[..., Tensor]
 """Types of the argument `heads`."""
 
 
@@ -285,15 +282,3 @@ class DraftingModel:
             lacking = self.vocab_size - shape[2]
             return nn.functional.pad(logits, (0, lacking), value=float("-inf"))
         return logits[..., : self.vocab_size]
-
-    def check_token_ids(self, token_ids: Tensor, where: str, vocab_size: int | None = None) -> None:
-        """Raise ValueError unless token_ids are integers in 0..V-1, V the target's by default."""
-        size = self.vocab_size if vocab_size is None else vocab_size
-        if token_ids.is_floating_point() or token_ids.is_complex():
-            raise ValueError(f"{where}: token ids are {token_ids.dtype}; expected integers")
-        low, high = (int(value) for value in torch.aminmax(token_ids))
-        if low < 0 or high >= size:
-            raise ValueError(
-                f"{where}: found token id {low if low < 0 else high}; expected 0.."
-                f"{size - 1}; use the tokenizer that the target was trained with"
-            )

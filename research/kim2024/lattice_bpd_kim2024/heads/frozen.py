@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
-from lattice_bpd.token_ids import integer_array
+from lattice_bpd.token_ids import integer_array, to_token_ids
 from lattice_bpd.train.trainer import Trainer, TrainReport
 from lattice_bpd_kim2024.heads.losses import chunked_cross_entropy
 from lattice_bpd_kim2024.heads.optimizers import build_optimizers
@@ -143,7 +143,7 @@ def _check(model: BlockwiseLM, ids: Tensor, options: FrozenOptions) -> None:
             f"train_frozen: rows has shape {tuple(ids.shape)}; expected (N, T) with T from "
             f"{model.num_heads + 1} (heads + 1) to {limit + 1} (positions + 1); cut or join texts"
         )
-    model.check_token_ids(ids, "train_frozen: rows")
+    to_token_ids(ids.flatten(), "train_frozen: rows", model.vocab_size)
     if not 0 <= options.first_position < ids.shape[1] - model.num_heads:
         raise ValueError(
             f"train_frozen: first_position is {options.first_position}; expected 0.."

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import numpy.typing as npt
-import torch
 
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.token_ids import integer_array
+from lattice_bpd.token_ids import to_token_ids
 from lattice_bpd.train.trainer import TrainReport
 from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
@@ -46,9 +44,8 @@ def train_blockwise(
     """
     options = options or TrainOptions()
     where = "train_blockwise"
-    text = integer_array(token_ids, f"{where}: token_ids")
-    model.check_token_ids(torch.from_numpy(text.astype(np.int64)), f"{where}: token_ids")
-    with HeadTrainer(model, HeadText(text.astype(np.int32)), options, where=where) as trainer:
+    text = to_token_ids(token_ids, f"{where}: token_ids", model.vocab_size)
+    with HeadTrainer(model, HeadText(text), options, where=where) as trainer:
         trainer.choose_precision()
         report = trainer.report
 

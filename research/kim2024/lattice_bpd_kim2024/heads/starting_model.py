@@ -126,7 +126,7 @@ def build_untrained(job: HeadJob, vocab_size: int, seed: int) -> BlockwiseLM:
                 attach_first_head(model.base, job.inner_size)
         with torch.no_grad():
             ids = torch.zeros(1, 2, dtype=torch.int64, device="cpu")
-            model(ids)  # fails here if sizes are inconsistent
+            model.base(input_ids=ids)  # fails here if sizes are inconsistent
         return model
     except Exception as error:  # transformers raises various types
         raise FormatError(

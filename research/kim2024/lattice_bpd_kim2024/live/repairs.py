@@ -80,16 +80,14 @@ def _steps(
     tokens = prompt + output
     slots = model.num_slots
     exact_indices = range(len(prompt), len(tokens) - slots)
-    positions = torch.tensor([[index - 1 for index in exact_indices]], device=model.device)
     ids = torch.tensor([tokens], device=model.device)
-    limit = model.max_positions or len(tokens)
-    head_logits = model(ids[:, :limit], head_positions=positions).head_logits  # (1, N, H, V)
-    assert head_logits is not None
+    hidden = model.hidden_states(ids[:, : model.max_positions or len(tokens)])[0]
+    head_logits = model.head_logits(hidden[len(prompt) - 1 : len(tokens) - slots - 1])  # (N, H, V)
     contexts = [tokens[: index + 1] for index in exact_indices]
     rescored = rescore_lattice(
-        head_logits[0], contexts, lm, top_k=top_k, num_drafts=1, alpha=alpha
+        head_logits, contexts, lm, top_k=top_k, num_drafts=1, alpha=alpha
     ).token_ids[:, 0]  # (N, H)
-    argmax = head_logits[0].argmax(dim=-1)  # (N, H)
+    argmax = head_logits.argmax(dim=-1)  # (N, H)
     wanted = ids[0, len(prompt) + 1 :].unfold(0, slots, 1)  # (N, H): the target's tokens
     kept_before = accept_lengths(argmax, wanted).tolist()
     kept_after = accept_lengths(rescored, wanted).tolist()
