@@ -157,17 +157,17 @@ def run_with_small_files(limit, call):
         return pipe.read()
 
 
-def test_a_full_disk_says_how_much_is_needed(tmp_path):
+def test_a_full_disk_says_how_much_is_needed(tmp_path, monkeypatch):
     write_shards(tmp_path, 5)
     (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     output = tmp_path / "counts"
     output.write_bytes(b"old")
     names = {path.name for path in tmp_path.iterdir()}
     corpus = corpus_of(*(tmp_path / f"{i}.bin" for i in range(4)))
 
     def count():
-        folder = tmp_path / "temporary"
-        count_corpus(corpus, output, order=4, memory=SMALL, threads=1, temp_dir=folder)
+        count_corpus(corpus, output, order=4, memory=SMALL, threads=1)
 
     message = run_with_small_files(4096, count)
     assert "cannot write a temporary file in" in message
@@ -194,7 +194,7 @@ warnings.simplefilter("ignore")
 memory, smoothing, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 def train(file, memory):
     corpus = Corpus([f"{folder}/{file}"], vocab_size=5000)
-    return train_corpus(corpus, 3, smoothing=smoothing, memory=memory, temp_dir=folder, threads=1)
+    return train_corpus(corpus, 3, smoothing=smoothing, memory=memory, threads=1)
 train("small.npy", "64M")
 before = peak()
 try:
@@ -207,7 +207,8 @@ except ValueError as error:
 
 def run(memory, smoothing, folder):
     command = [sys.executable, "-c", TRAIN, str(memory), smoothing, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    env = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     kind, peak, words = done.stdout.split(" ", 2)
     return kind, int(peak), words
 

@@ -32,10 +32,9 @@ def bootstrap_ratio(
     denominators: npt.ArrayLike,
     *,
     less: float = 0.0,
-    level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """A ratio of sums over N texts with its percentile interval (Efron 1979).
+    """A ratio of sums over N texts with its 95 % percentile interval (Efron 1979).
 
     Block efficiency is tokens by calls; a relative gain is the baseline's time by that of the
     same texts, less 1.
@@ -44,7 +43,6 @@ def bootstrap_ratio(
         numerators: (N,) of each text.
         denominators: (N,) of each.
         less: subtracted from the ratio.
-        level: of the interval.
         seed: of the samples.
 
     Raises:
@@ -59,5 +57,5 @@ def bootstrap_ratio(
     count = len(above)
     weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), SAMPLES)
     ratios = (weights @ above) / (weights @ below) - less
-    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(ratios, [0.025, 0.975])
     return Interval(float(above.sum() / below.sum()) - less, float(low), float(high))

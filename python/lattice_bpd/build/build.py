@@ -32,7 +32,7 @@ from lattice_bpd.build.choice import (
 )
 from lattice_bpd.build.job import FEWEST_CHATS, BuildJob, split_chats
 from lattice_bpd.build.known_texts import decode_known
-from lattice_bpd.build.live import LIVE_SHARE, decode_live
+from lattice_bpd.build.live import LIVE_PROMPTS, LIVE_SHARE, decode_live
 from lattice_bpd.build.plan import make_plan, make_server
 from lattice_bpd.build.report import BuildResult, describe_drafter, describe_repetition
 from lattice_bpd.decode.drafter_file import DrafterFile
@@ -263,7 +263,7 @@ def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watch
     used = heads if choice.heads else None
     write_folder(model, job, drafting.vocab_size, choice, used)
     live = decode_live(
-        model, job.output, [exchanges[n] for n in held_out][: job.live_prompts],
+        model, job.output, [exchanges[n] for n in held_out][: LIVE_PROMPTS],
         stops, used, sum(seconds.values()) * LIVE_SHARE, watcher,
     )  # fmt: skip
     lap("live decoding")

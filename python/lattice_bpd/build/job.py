@@ -54,7 +54,6 @@ class BuildJob:
         keep_heads: train heads, and keep them whatever they gain.
         seconds: time of the whole build, such as 20m: uses as many prompts as fit. None: all.
         batch_size: responses, or requests to a server, at a time.
-        live_prompts: most held-out prompts that are decoded in the end.
     """
 
     output: Path
@@ -74,7 +73,6 @@ class BuildJob:
     keep_heads: bool = False
     seconds: float | None = None
     batch_size: int = 64
-    live_prompts: int = 20
 
     @property
     def kept(self) -> Path:

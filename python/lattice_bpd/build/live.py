@@ -18,6 +18,7 @@ from lattice_bpd.models.hooks import device_of
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.watcher import Watcher
 
+LIVE_PROMPTS = 20  # most that are decoded
 LIVE_SHARE = 1 / 3  # time of live decoding, in that of the stages before it
 _WARM_UP = 8  # tokens that are decoded first, since first calls are slow
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from lattice_bpd.build.bootstrap import FEWEST_TEXTS
 from lattice_bpd.build.choice import COST_ROUNDS, COST_SIZES, FITTING, HELD_OUT
 from lattice_bpd.build.job import BuildJob, split_chats
-from lattice_bpd.build.live import LIVE_SHARE, generate_plainly
+from lattice_bpd.build.live import LIVE_PROMPTS, LIVE_SHARE, generate_plainly
 from lattice_bpd.decode.loop.waiting import count_rows
 from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.models.lm_call import find_max_positions
@@ -163,7 +163,7 @@ def make_plan(model: PreTrainedModel, tokenizer: Any, chats: Sequence[Chat], job
         again = min(for_gates, FITTING) + min(held_out, HELD_OUT)
         choices = 2 + job.heads + len(job.lms)
         seconds["LM, choice"] += choices * again * (each_prompt + length * call)
-    live = min(held_out, job.live_prompts)
+    live = min(held_out, LIVE_PROMPTS)
     each = 2 * each_prompt + length * call * (1 + _DRAFTED)
     fewest = each * min(live, FEWEST_TEXTS)
     shared = max(fewest, LIVE_SHARE * sum(seconds.values()))

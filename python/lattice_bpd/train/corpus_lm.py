@@ -76,26 +76,23 @@ def parse_memory(memory: int | str) -> int:
 
 
 def _make_counter(
-    texts: Corpus | CountsInfo, order: int, memory: int | str, threads: int,
-    temp_dir: StrPath | None,
-) -> _core.CorpusCounter:  # fmt: skip
+    texts: Corpus | CountsInfo, order: int, memory: int | str, threads: int
+) -> _core.CorpusCounter:
     """An empty counter for a corpus, or for such texts as a counts file has."""
     size = texts.size_of_vocabulary if isinstance(texts, Corpus) else texts.vocab_size
-    folder = "" if temp_dir is None else os.fspath(temp_dir)
     ids = texts.bos_id, texts.eos_id, texts.unk_id
-    return _core.CorpusCounter(size, order, parse_memory(memory), folder, *ids, threads)
+    return _core.CorpusCounter(size, order, parse_memory(memory), "", *ids, threads)
 
 
 def _open_counts(
-    paths: Sequence[StrPath], order: int | None, memory: int | str, threads: int,
-    temp_dir: StrPath | None,
-) -> tuple[_core.CorpusCounter, list[CountsInfo]]:  # fmt: skip
+    paths: Sequence[StrPath], order: int | None, memory: int | str, threads: int
+) -> tuple[_core.CorpusCounter, list[CountsInfo]]:
     """A counter that starts with the sum of counts files, and their headers."""
     infos = [read_counts_info(path) for path in paths]
     if not infos:
         raise ValueError("no counts files; expected at least one")
     order = min(info.order for info in infos) if order is None else order
-    counter = _make_counter(infos[0], order, memory, threads, temp_dir)
+    counter = _make_counter(infos[0], order, memory, threads)
     for path in paths:
         counter.add_file(os.fspath(path))
     return counter, infos
@@ -140,7 +137,6 @@ def count_corpus(
     order: int = 4,
     memory: int | str = "2G",
     threads: int = 0,
-    temp_dir: StrPath | None = None,
     resume: bool = False,
     checkpoint_minutes: float | None = None,
     on_progress: OnProgress | None = None,
@@ -151,9 +147,9 @@ def count_corpus(
         corpus: the corpus.
         output: the counts file; an existing file is replaced when the new one is complete.
         order: length of the longest n-grams, 1 to 6.
-        memory: limit in bytes for sorting ("2G", "500M"); tokenizing needs more.
+        memory: limit in bytes for sorting ("2G", "500M"); tokenizing needs more. The rest is in
+            temporary files in TMPDIR, or the system's folder for them; nothing is left there.
         threads: 0 for every core. The counts do not depend on it.
-        temp_dir: folder for spilled runs; default: TMPDIR, or the system's. Nothing is left in it.
         resume: continue from an existing counts file: skip the files that it has counted.
         checkpoint_minutes: interval at which to write the counts file (after a whole file), so
             that a killed run can be resumed. None: only at the end.
@@ -169,7 +165,7 @@ def count_corpus(
         ValueError: bad input or options; resume with another order or vocabulary.
         KeyboardInterrupt: no temporary files are left, and `output` is unchanged.
     """
-    counter = _make_counter(corpus, order, memory, threads, temp_dir)
+    counter = _make_counter(corpus, order, memory, threads)
     path = os.fspath(output)
     sources: list[str] = []
     if resume and Path(path).exists():
@@ -195,7 +191,6 @@ def merge_counts(
     order: int | None = None,
     memory: int | str = "2G",
     threads: int = 0,
-    temp_dir: StrPath | None = None,
     allow_repeats: bool = False,
 ) -> CountsInfo:
     """Adds counts files up, streaming.
@@ -206,7 +201,6 @@ def merge_counts(
         order: of the result. None: their lowest.
         memory: limit in bytes for buffers and, with very many files, early merges.
         threads: 0 for every core. The counts do not depend on it.
-        temp_dir: see count_corpus.
         allow_repeats: accept sources that several of the files have counted.
 
     Returns:
@@ -217,7 +211,7 @@ def merge_counts(
         FormatError: a file is not a counts file, or is damaged.
         ValueError: no files, vocabularies differ, or a source counted twice.
     """
-    counter, infos = _open_counts(paths, order, memory, threads, temp_dir)
+    counter, infos = _open_counts(paths, order, memory, threads)
     sources = [source for info in infos for source in info.sources]
     repeated = [source for source, count in Counter(sources).items() if count > 1]
     repeated = [source for source in repeated if source != STANDARD_INPUT]
@@ -276,7 +270,6 @@ def train_corpus(
     full_count_of_counts: bool = True,
     memory: int | str = "2G",
     threads: int = 0,
-    temp_dir: StrPath | None = None,
     on_progress: OnProgress | None = None,
 ) -> NGramLM:
     """Counts a corpus and estimates an LM: the same one as NGramLM.train's on the same sequences.
@@ -295,7 +288,6 @@ def train_corpus(
         memory: limit in bytes ("2G") for counting, and then for the model while it is estimated;
             reading and tokenizing need more.
         threads: 0 for every core. The LM does not depend on it.
-        temp_dir: folder for spilled runs; default: TMPDIR, or the system's.
         on_progress: called after each batch.
 
     Raises:
@@ -307,7 +299,7 @@ def train_corpus(
     Warns:
         KatzWarning, SmoothingWarning: see NGramLM.train.
     """
-    counter = _make_counter(corpus, order, memory, threads, temp_dir)
+    counter = _make_counter(corpus, order, memory, threads)
     for _ in _add_all(corpus, counter, (), on_progress):
         pass
     lm = _estimate(counter, min_counts, smoothing, unseen, katz_k, full_count_of_counts, threads)
@@ -328,7 +320,6 @@ def train_counts(
     full_count_of_counts: bool = True,
     memory: int | str = "2G",
     threads: int = 0,
-    temp_dir: StrPath | None = None,
 ) -> NGramLM:
     """Estimates an LM from the sum of counts files.
 
@@ -342,7 +333,6 @@ def train_counts(
         full_count_of_counts: see train_corpus.
         memory: see train_corpus.
         threads: see train_corpus.
-        temp_dir: see train_corpus.
 
     Raises:
         OSError: a file cannot be read.
@@ -350,7 +340,7 @@ def train_counts(
         ValueError: vocabularies differ, or options out of range.
     """
     files = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-    counter, _ = _open_counts(files, order, memory, threads, temp_dir)
+    counter, _ = _open_counts(files, order, memory, threads)
     return _estimate(counter, min_counts, smoothing, unseen, katz_k, full_count_of_counts, threads)
 
 

@@ -23,7 +23,6 @@ from lattice_bpd.train.responses.prompts import (
 )
 from lattice_bpd.train.responses.server import ServerResponses
 from lattice_bpd.train.responses.store import ResponseStore
-from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Sampled
 from lattice_bpd.watcher import Watcher
 
@@ -100,7 +99,6 @@ def collect_responses(
     store: ResponseStore,
     *,
     chat: bool = True,
-    acceptance: Acceptance | None = None,
     stop_token_ids: Collection[int] | None = None,
     batch_size: int = 64,
     server: ServerResponses | None = None,
@@ -119,8 +117,7 @@ def collect_responses(
         max_new_tokens: most tokens of a response.
         store: of this target and these settings.
         chat: see `encode_prompt`.
-        acceptance: see `generate_responses`, as for the two next arguments.
-        stop_token_ids: see there.
+        stop_token_ids: see `generate_responses`.
         batch_size: see there.
         server: generates what the store lacks, instead of `model`; None: `model` does.
         keep: receives prompt, response and the hidden states (T, D) that predicted the response, of
@@ -176,8 +173,8 @@ def collect_responses(
     for one in answers:
         next(one, None)
     responses = generate_responses(
-        model, prompts, max_new_tokens, acceptance=acceptance, stop_token_ids=stop_token_ids,
-        batch_size=batch_size, keep_states=keep is not None,
+        model, prompts, max_new_tokens, stop_token_ids=stop_token_ids, batch_size=batch_size,
+        keep_states=keep is not None,
     ) if server is None else server.generate(requests, max_new_tokens)  # fmt: skip
     for number, ids, ended, states, share in responses:  # noqa: B007
         if keep is not None and states is not None:
