@@ -201,7 +201,6 @@ def test_inputs_are_checked_before_torch_is_loaded(folder: Path) -> None:
         ("generate", folder / "plain", "--chat", "Hi"): "no config.json in this folder",
         ("generate", model, "--prompt", "Hi", "--drafter", missing): "no such file or folder",
         ("generate", model, "--prompt", "Hi", "--lm", missing): "no such file or folder",
-        ("generate", model, "--prompt", "Hi", "--heads", missing): "--heads",
     }  # fmt: skip
     program = (
         "import json, sys\nfrom lattice_bpd.cli import main\n"

@@ -178,7 +178,7 @@ def test_generate_with_a_tuned_drafter(model_directory, tmp_path, capsys):
     from transformers import AutoModelForCausalLM
 
     from lattice_bpd.decode.drafter_file import DrafterFile
-    from lattice_bpd.models.checkpoint import copy_heads
+    from lattice_bpd.models import load_heads
 
     plain, folder = tmp_path / "plain", tmp_path / "tuned"
     AutoModelForCausalLM.from_pretrained(model_directory).save_pretrained(plain)
@@ -201,7 +201,7 @@ def test_generate_with_a_tuned_drafter(model_directory, tmp_path, capsys):
 
     check(model_directory, "--drafter", folder)  # the model's heads
     check(plain, "--drafter", folder / "drafter.json", "--heads", model_directory)
-    copy_heads(model_directory, folder)
+    load_heads(model_directory).save_pretrained(folder)
     check(plain, "--drafter", folder)
     (folder / "tuned.lm").rename(tmp_path / "moved.lm")
     check(plain, "--drafter", folder / "drafter.json", "--lm", tmp_path / "moved.lm")

@@ -94,9 +94,9 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
         ("heads", [], "heads holds draft heads only; give the model's folder as the model, and "
          "this one as --heads"),
         ("medusa", [], "medusa holds draft heads only; give the model's folder"),
-        ("plain", ["--heads", "{0}/plain"], "plain: the folder has no draft heads"),
-        ("plain", ["--heads", "{0}/nowhere"], "nowhere: no such folder; expected the folder of the "
-         "draft heads"),
+        ("plain", ["--heads", "{0}/plain"], "plain: no draft heads in this folder ("),
+        ("plain", ["--heads", "{0}/nowhere"], "nowhere: no such folder; expected one with draft "
+         "heads"),
         ("nowhere", [], "nowhere: no such folder; expected the folder of a causal LM"),
     ],
 )  # fmt: skip

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 from blockwise_models import looping_text, random_model, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, OtherTargetWarning
-from lattice_bpd.models.checkpoint import copy_heads
+from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, OtherTargetWarning, load_heads
 from lattice_bpd.models.head_files import TargetSample
 
 PROMPT = looping_text(12, seed=5).tolist()
@@ -85,7 +84,7 @@ def test_heads_without_a_sample_and_unreadable_weights_give_no_warning(folder):
 @pytest.mark.parametrize("content", [3, {"name": "a", "weights": {"w": "1 2 3 four"}},
                                      {"name": "a", "weights": {"w": "1 2 3"}}])  # fmt: skip
 def test_a_damaged_sample_is_an_error(folder, tmp_path, content):
-    copy_heads(folder / "heads", tmp_path)
+    load_heads(folder / "heads").save_pretrained(tmp_path)
     path = tmp_path / "blockwise_heads.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "trained_on": content}))
     with pytest.raises(FormatError, match=r"blockwise_heads.json: trained_on is .*expected a name"):

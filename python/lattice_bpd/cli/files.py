@@ -79,29 +79,22 @@ def read_token_ids(path: Path) -> list[int]:
     return ids
 
 
-def require_folder(path: Path, expected: str, option: str = "") -> None:
-    """Refuses a folder that does not exist, such as a model's name on the hub.
-
-    Raises:
-        FileNotFoundError: it is missing, or a file.
-    """
-    if path.is_dir():
-        return
-    found = "is a file" if path.exists() else "no such folder"
-    hub = ""
-    if not path.exists() and _is_hub_name(str(path)):
-        hub = f"; download a model of the hub first: hf download {path} --local-dir {path.name}"
-    raise FileNotFoundError(f"{option}{path}: {found}; expected the folder of {expected}{hub}")
-
-
 def require_model(path: Path, option: str = "") -> None:
     """Refuses a folder that has no model of transformers, without loading torch.
 
     Raises:
         FileNotFoundError: it is missing, a file, or without config.json.
     """
-    advice = "" if option or path.name != str(path) else ", or OWNER/NAME of the hub"
-    require_folder(path, f"a causal LM of transformers{advice}", option)
+    if not path.is_dir():
+        advice = "" if option or path.name != str(path) else ", or OWNER/NAME of the hub"
+        if not path.exists() and _is_hub_name(str(path)):
+            advice = (
+                f"; download a model of the hub first: hf download {path} --local-dir {path.name}"
+            )
+        raise FileNotFoundError(
+            f"{option}{path}: {'is a file' if path.exists() else 'no such folder'}; expected the "
+            f"folder of a causal LM of transformers{advice}"
+        )
     if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise FileNotFoundError(
             f"{option}{path}: no config.json in this folder; expected that of a model, or the "
@@ -247,35 +240,23 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
     return sequences
 
 
-def check_folders(model: Path, heads: Path | None) -> None:
-    """Refuse folders of a model and its heads that are missing, or have something else.
-
-    Args:
-        model: the folder of the model.
-        heads: the folder of its heads; None: the model's, if it has any.
+def check_model(folder: Path) -> None:
+    """Refuses a folder without a model, such as one that holds draft heads only.
 
     Raises:
         ImportError: torch is not installed.
-        FileNotFoundError: no such folder, or one without a model.
-        ValueError: a folder without heads, or one with heads only instead of a model.
+        FileNotFoundError: no such folder, or one with neither.
+        ValueError: a folder of draft heads.
     """
-    if not any(model.glob("*heads.json")):  # else heads alone, which are told below
-        require_model(model)
-    if heads is not None:
-        require_folder(heads, "the draft heads", "--heads ")
+    if not any(folder.glob("*heads.json")):
+        require_model(folder)  # before torch loads
     require("torch", "torch")
-    from lattice_bpd.models import checkpoint
+    from lattice_bpd.models.checkpoint import has_heads, has_target
 
-    if not checkpoint.has_target(model) and checkpoint.has_heads(model):
+    if not has_target(folder) and has_heads(folder):
         raise ValueError(
-            f"{model} holds draft heads only; give the model's folder as the model, and this one "
+            f"{folder} holds draft heads only; give the model's folder as the model, and this one "
             "as --heads"
-        )
-    if heads is not None and not checkpoint.has_heads(heads):
-        names = ", ".join(checkpoint.head_names())
-        raise ValueError(
-            f"--heads {heads}: the folder has no draft heads ({names}); expected one that "
-            f"{checkpoint.HEAD_SOURCES}{checkpoint.describe_published(heads)}"
         )
 
 

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
-    model = _load_model(found, args.heads or found.folder)
+    model = _load_model(found, args.heads)
     if isinstance(lm, NGramLM):
         name = str(args.lm or found.folder / "ngram.lm")
         files.check_vocabulary({name: lm}, _vocab_size(model), "model")
@@ -197,7 +197,7 @@ def _check_inputs(args: argparse.Namespace) -> tuple[str, Pretrained, DraftConfi
     else:
         find_drafter_file(args.drafter)
     found = find_pretrained(args.model, args.trust_remote_code)
-    files.check_folders(found.folder, args.heads)
+    files.check_model(found.folder)
     return prompt, found, config
 
 
@@ -281,12 +281,12 @@ def _read_drafter(args: argparse.Namespace) -> None:
         args.heads = path.parent
 
 
-def _load_model(model: Pretrained, heads: Path) -> Any:
-    """The BlockwiseLM of a model and its heads, if there are any, else the causal LM."""
+def _load_model(model: Pretrained, heads: Path | None) -> Any:
+    """The BlockwiseLM of a model and the heads of --heads or its folder; without, the causal LM."""
     from lattice_bpd.models import BlockwiseLM
     from lattice_bpd.models.checkpoint import has_heads
 
-    if has_heads(heads):
+    if heads is not None or has_heads(model.folder):
         return files.to_device(BlockwiseLM.from_pretrained(model, heads))
     return files.to_device(files.load_causal_lm(model))
 

@@ -29,11 +29,6 @@ from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.pretrained import Pretrained, find_pretrained
 
 _OWN_HEADS: tuple[type[SavedHeads], ...] = (BlockwiseHeads, VocabularyHeads)
-HEAD_SOURCES = (
-    "`lattice-bpd build --heads` (or --keep-heads, if it left them out) or `heads train` wrote or, "
-    "with lattice-bpd-drafters, a Medusa checkpoint or a block drafter"
-)
-"""Where folders with heads come from, for messages."""
 
 
 class HeadFormat:
@@ -117,7 +112,7 @@ def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> No
     with staged_folder(directory) as folder, plain_output_embedding(base):
         base.save_pretrained(folder)
     save_first_head(base, directory)
-    _save_heads(heads, directory, base)
+    save_heads(heads, directory, base)
 
 
 def load_heads(directory: str | Path) -> Any:
@@ -151,13 +146,14 @@ def load_heads(directory: str | Path) -> Any:
     if load is None:
         raise FormatError(
             f"{directory}: no draft heads in this folder ({', '.join(head_names())}); expected one "
-            f"that save_pretrained of a model with heads or {HEAD_SOURCES}"
-            f"{describe_published(directory)}"
+            "that save_pretrained of a model with heads or `lattice-bpd build --heads` (or "
+            "--keep-heads, if it left them out) or `heads train` wrote or, with "
+            "lattice-bpd-drafters, a Medusa checkpoint or a block drafter" + _explain(directory)
         )
     return load(directory)
 
 
-def describe_published(directory: Path) -> str:
+def _explain(directory: Path) -> str:
     """Why a folder with a config.json has no heads, for messages; empty without one."""
     if not (directory / "config.json").is_file():
         return ""
@@ -192,18 +188,7 @@ def find_own_loader(directory: Path) -> Callable[[Path], Any] | None:
     return None
 
 
-def copy_heads(source: Path, directory: Path) -> None:
-    """Writes the heads of one folder into another one; heads that are there already stay.
-
-    Raises:
-        FormatError: see `load_heads`.
-        OSError: the directory cannot be written.
-    """
-    if not has_heads(directory):
-        _save_heads(load_heads(source), directory)
-
-
-def _save_heads(heads: Any, directory: Path, base: PreTrainedModel | None = None) -> None:
+def save_heads(heads: Any, directory: Path, base: PreTrainedModel | None = None) -> None:
     """Write heads, and remove the files of others."""
     for extension in _head_formats():
         heads = extension.write(heads, directory)

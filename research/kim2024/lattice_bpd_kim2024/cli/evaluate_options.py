@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lattice_bpd.cli.files import check_folders, has_encoder_decoder
+from lattice_bpd.cli.files import check_model, has_encoder_decoder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -127,12 +127,12 @@ class ModelFolders:
 
 
 def find_folders(model: Path, heads: Path | None) -> ModelFolders:
-    """The folders of a model and its heads; see `lattice_bpd.cli.files.check_folders`.
+    """The folders of a model and its heads; see `lattice_bpd.cli.files.check_model`.
 
     Raises:
         ValueError: also where a model has no heads of its own, and none are given.
     """
-    check_folders(model, heads)
+    check_model(model)
     from lattice_bpd.models.checkpoint import has_heads, head_names
 
     if heads is None and not has_heads(model):

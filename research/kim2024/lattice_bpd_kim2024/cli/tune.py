@@ -262,7 +262,7 @@ def _copy_parts(
     """
     from dataclasses import replace
 
-    from lattice_bpd.models.checkpoint import copy_heads
+    from lattice_bpd.models.checkpoint import has_heads, load_heads, save_heads
 
     def copy(about: dict[str, Any] | None) -> dict[str, Any] | None:
         if about is None:
@@ -272,8 +272,8 @@ def _copy_parts(
         return {**about, "file": source.name}
 
     file = replace(file, lm=copy(file.lm), ngram_lm=copy(file.ngram_lm))
-    if model is not None and not has_encoder_decoder(model):
-        copy_heads(heads or model, folder)
+    if model is not None and not has_encoder_decoder(model) and not has_heads(folder):
+        save_heads(load_heads(heads or model), folder)
     return file
 
 
