@@ -41,22 +41,8 @@ class Encoder(Protocol):
         """The (T_i,) int32 token ids of each text.
 
         Raises:
-            UnknownWordError: a word is not in the vocabulary.
+            ValueError: a word is not in the vocabulary.
         """
-
-
-class UnknownWordError(ValueError):
-    """A word outside a vocabulary without an unknown token.
-
-    Attributes:
-        text_index: index of its text.
-        line: number of line ends before it.
-        word: the word.
-    """
-
-    def __init__(self, text_index: int, line: int, word: str) -> None:
-        super().__init__(f"unknown word {word!r}")
-        self.text_index, self.line, self.word = text_index, line, word
 
 
 def load_encoder(tokenizer: str | Pretrained, *, threads: int = 0) -> Encoder:
@@ -235,17 +221,17 @@ class WordEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[Int32Array]:
         """See Encoder."""
-        return [self._encode_one(i, text) for i, text in enumerate(texts)]
-
-    def _encode_one(self, index: int, text: str) -> Int32Array:
-        words = split_words(self._normalize(text))
-        ids = [self._ids.get(word, self._unknown) for word in words]
-        if self._unknown is None and None in ids:
-            word = words[ids.index(None)]
-            lines = text.split("\n")
-            line = next(i for i, part in enumerate(lines) if word in split_words(part))
-            raise UnknownWordError(index, line, word)
-        return np.array(ids, np.int32)
+        encoded = []
+        for text in texts:
+            words = split_words(self._normalize(text))
+            ids = [self._ids.get(word, self._unknown) for word in words]
+            if self._unknown is None and None in ids:
+                raise ValueError(
+                    f"the word {words[ids.index(None)]!r} is not in {self.name}; add it, or <unk> "
+                    "for all such words"
+                )
+            encoded.append(np.array(ids, np.int32))
+        return encoded
 
 
 class TokenBatch(NamedTuple):
@@ -343,24 +329,22 @@ class Corpus:
                 self.meter.bytes_read = before + Path(file).stat().st_size
 
     def _read(self, file: str) -> Iterator[TokenBatch]:
-        continued = False
+        parts = self._encode(file)
         if is_id_file(file):
-            before = self.meter.bytes_read
-            for ids in read_ids(file, self.size_of_vocabulary, self.eos_id, self.id_type):
-                self.meter.bytes_read = before + ids.bytes_read
-                yield TokenBatch(ids.token_ids, ids.offsets, continued, ids.continues_next, None)
-                continued = ids.continues_next
-        else:
-            pieces = read_pieces(file, self.boundaries, self.field, self.meter)
-            for group in group_pieces(pieces):
-                continues_next = not group[-1].ends
-                yield TokenBatch(*self._encode(group), continued, continues_next, None)
-                continued = continues_next
+            parts = read_ids(file, self.size_of_vocabulary, self.eos_id, self.id_type, self.meter)
+        continued = False
+        for token_ids, offsets, continues_next in parts:
+            yield TokenBatch(token_ids, offsets, continued, continues_next, None)
+            continued = continues_next
         yield TokenBatch(np.zeros(0, np.int32), np.zeros(1, np.int64), False, False, file)
 
-    def _encode(self, pieces: Sequence[Piece]) -> tuple[Int32Array, Int64Array]:
+    def _encode(self, file: str) -> Iterator[tuple[Int32Array, Int64Array, bool]]:
+        """The sequences of a text file, as `read_ids` gives them."""
         assert self.encoder is not None  # checked by _vocab_size
-        return encode_pieces(self.encoder, pieces, self.size_of_vocabulary)
+        pieces = read_pieces(file, self.boundaries, self.field, self.meter)
+        for group in group_pieces(pieces):
+            ids, offsets = encode_pieces(self.encoder, group, self.size_of_vocabulary)
+            yield ids, offsets, not group[-1].ends
 
 
 def encode_pieces(
@@ -379,12 +363,8 @@ def encode_pieces(
     """
     try:
         encoded = encoder.encode([piece.text for piece in pieces])
-    except UnknownWordError as error:
-        start = pieces[error.text_index].location
-        raise ValueError(
-            f"{start.file}, line {start.line + error.line}: the word {error.word!r} is not in "
-            f"{encoder.name}; add it, or <unk> for all such words"
-        ) from error
+    except ValueError as error:
+        raise ValueError(f"{pieces[0].location.file}: {error}") from error
     token_ids = np.concatenate(encoded)
     if len(token_ids) and int(token_ids.max()) >= vocab_size:
         raise FormatError(

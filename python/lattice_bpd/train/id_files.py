@@ -4,35 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.text_input import (
-    NPY_MAGIC,
-    refuse_foreign,
-)
+from lattice_bpd.text_input import NPY_MAGIC, Meter, refuse_foreign
 from lattice_bpd.token_ids import Int32Array, Int64Array
 
 _IDS_AT_ONCE = 1 << 20
-
-
-class IdBatch(NamedTuple):
-    """Token ids of some sequences, the last of which may continue in the next batch.
-
-    Attributes:
-        token_ids: (N,) int32.
-        offsets: (number of sequences + 1,) int64, from 0 to N.
-        continues_next: whether the last sequence does.
-        bytes_read: bytes of the file read so far.
-    """
-
-    token_ids: Int32Array
-    offsets: Int64Array
-    continues_next: bool
-    bytes_read: int
 
 
 def is_id_file(file: str) -> bool:
@@ -41,9 +22,12 @@ def is_id_file(file: str) -> bool:
 
 
 def read_ids(
-    file: str, vocab_size: int, eos_id: int | None, id_type: str | None
-) -> Iterator[IdBatch]:
+    file: str, vocab_size: int, eos_id: int | None, id_type: str | None, meter: Meter
+) -> Iterator[tuple[Int32Array, Int64Array, bool]]:
     """The sequences of a file of token ids, a million ids at a time.
+
+    Yields (N,) int32 token ids, the (number of sequences + 1,) int64 offsets of their sequences
+    from 0 to N, and whether the last sequence continues in the next part.
 
     Args:
         file: a .npy file with an integer array: (T,) is one text, (N, T) are N sequences; or a
@@ -52,6 +36,7 @@ def read_ids(
         vocab_size: V; ids lie in 0..V-1.
         eos_id: the token id that ends a sequence; None: a text is one sequence.
         id_type: "uint16" or "uint32", of a .bin file; None: uint16 up to V = 65536.
+        meter: counts the bytes read.
 
     Raises:
         OSError: it cannot be read.
@@ -62,7 +47,7 @@ def read_ids(
     if ids.size == 0:
         raise ValueError(f"{file}: no token ids in the file; expected some, or leave the file out")
     if ids.ndim == 2:
-        yield from _read_rows(file, ids, vocab_size)
+        yield from _read_rows(file, ids, vocab_size, meter)
         return
     for begin in range(0, len(ids), _IDS_AT_ONCE):
         part = _check(file, ids[begin : begin + _IDS_AT_ONCE], begin, vocab_size)
@@ -71,18 +56,21 @@ def read_ids(
         at_end = len(ends) > 0 and int(ends[-1]) == len(part)
         tail = [] if at_end else [len(part)]
         offsets = np.concatenate([[0], ends, tail]).astype(np.int64)
-        done = (begin + len(part)) * ids.itemsize
-        yield IdBatch(part, offsets, not last and not at_end, done)
+        meter.bytes_read += len(part) * ids.itemsize
+        yield part, offsets, not last and not at_end
 
 
-def _read_rows(file: str, ids: Any, vocab_size: int) -> Iterator[IdBatch]:
+def _read_rows(
+    file: str, ids: Any, vocab_size: int, meter: Meter
+) -> Iterator[tuple[Int32Array, Int64Array, bool]]:
     rows, length = ids.shape
     step = max(1, _IDS_AT_ONCE // length)
     for row in range(0, rows, step):
         part = ids[row : row + step]
         flat = _check(file, part.reshape(-1), row * length, vocab_size)
         offsets = np.arange(len(part) + 1, dtype=np.int64) * length
-        yield IdBatch(flat, offsets, False, (row + len(part)) * length * ids.itemsize)
+        meter.bytes_read += part.nbytes
+        yield flat, offsets, False
 
 
 def map_npy(file: str) -> Any:
