@@ -15,29 +15,21 @@ def write(path: Path, text: str) -> None:
     path.write_text(text + "\n")
 
 
-def test_the_smallest_quota_on_the_way_counts(tmp_path: Path) -> None:
-    """Version 2: "max 100000" is no limit; groups inherit those of the groups that they are in."""
-    root, process = tmp_path / "groups", tmp_path / "process"
-    write(process, "0::/outer/inner")
-    assert find_quota(root, process) is None
-    write(root / "outer/inner/cpu.max", "max 100000")
-    assert find_quota(root, process) is None
-    write(root / "outer/cpu.max", "150000 100000")
-    assert find_quota(root, process) == 1.5
-    write(root / "outer/inner/cpu.max", "50000 100000")
-    assert find_quota(root, process) == 0.5
-    assert find_quota(root, tmp_path / "none") is None
+def test_the_quota_of_version_2(tmp_path: Path) -> None:
+    assert find_quota(tmp_path) is None
+    write(tmp_path / "cpu.max", "max 100000")
+    assert find_quota(tmp_path) is None
+    write(tmp_path / "cpu.max", "150000 100000")
+    assert find_quota(tmp_path) == 1.5
 
 
-def test_quotas_of_version_1(tmp_path: Path) -> None:
-    """-1 is no limit; a container sees its own group as the top, under another path."""
-    root, process = tmp_path / "groups", tmp_path / "process"
-    write(process, "9:memory:/docker/1\n2:cpu,cpuacct:/docker/1")
-    write(root / "cpu/cpu.cfs_period_us", "100000")
-    write(root / "cpu/cpu.cfs_quota_us", "-1")
-    assert find_quota(root, process) is None
-    write(root / "cpu/cpu.cfs_quota_us", "250000")
-    assert find_quota(root, process) == 2.5
+def test_the_quota_of_version_1(tmp_path: Path) -> None:
+    """-1 is no limit."""
+    write(tmp_path / "cpu/cpu.cfs_period_us", "100000")
+    write(tmp_path / "cpu/cpu.cfs_quota_us", "-1")
+    assert find_quota(tmp_path) is None
+    write(tmp_path / "cpu/cpu.cfs_quota_us", "250000")
+    assert find_quota(tmp_path) == 2.5
 
 
 @pytest.mark.parametrize(

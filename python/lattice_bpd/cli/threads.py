@@ -8,29 +8,17 @@ from pathlib import Path
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def find_quota(root: Path = _CGROUPS, process: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Processors that control groups allow this process, such as 1.5; None: no limit is known.
+def find_quota(root: Path = _CGROUPS) -> float | None:
+    """Processors that the container may use, such as 1.5; None: no limit is known.
 
     Args:
-        root: where control groups are mounted, of version 2 or 1.
-        process: the groups of this process, a line "id:controllers:path" each.
+        root: where control groups are mounted, of version 2 or 1; a container's own is the top.
     """
-    limits = []
-    for line in _read(process).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "cpu" if controllers else root
-        group = top / path.strip("/")
-        for folder in (group, *group.parents):  # a container may see its own group as the top
-            values = _read(folder / "cpu.max").split() or [
-                _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-            ]  # fmt: skip
-            if all(value.strip().isdigit() for value in values) and int(values[1]) > 0:
-                limits.append(int(values[0]) / int(values[1]))
-            if folder == top:
-                break
-    return min(limits, default=None)
+    quota, period = _read(root / "cpu.max").split() or [
+        _read(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+    ]
+    is_limit = quota.isdigit() and period.isdigit() and int(period) > 0
+    return int(quota) / int(period) if is_limit else None
 
 
 def limit_threads() -> None:
