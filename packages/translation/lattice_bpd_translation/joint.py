@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lattice_bpd.models.forward import call_forward
+from lattice_bpd.models.forward import LMOutput, call_forward
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.train.trainer import Trainer, TrainReport
-from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 from lattice_bpd_translation.target import Seq2SeqTarget
 from lattice_bpd_translation.text import IGNORED, Pair, PairBatch, shuffled_batches
@@ -204,7 +203,7 @@ def train_seq2seq_jointly(
         heads.eval()
 
 
-def read_pairs(target: Seq2SeqTarget, batch: PairBatch) -> tuple[TargetOutput, Tensor]:
+def read_pairs(target: Seq2SeqTarget, batch: PairBatch) -> tuple[LMOutput, Tensor]:
     """One forward pass of encoder and decoder.
 
     Returns:

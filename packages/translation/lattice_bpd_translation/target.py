@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from lattice_bpd.models.forward import call_forward, has_own_call
+from lattice_bpd.models.forward import LMOutput, call_forward, has_own_call
 from lattice_bpd.models.hooks import check_weights, device_of, in_this_thread, refuse_adapters
 from lattice_bpd.models.lm_call import find_max_positions, pass_cache, plain_weight
 from lattice_bpd.verify.call_limits import CallLimits, Windows, find_call_limits
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_tree_refusal
-from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd_translation.source_cache import Source, SourceRows
 
 
@@ -112,7 +111,7 @@ class Seq2SeqTarget:
         self,
         input_ids: Tensor,
         source: Source | None = None,
-    ) -> tuple[TargetOutput, SourceRows]:
+    ) -> tuple[LMOutput, SourceRows]:
         """The decoder's first call.
 
         Args:
@@ -143,7 +142,7 @@ class Seq2SeqTarget:
                 output = self._call_whole(input_ids, cache, source, None)
         finally:
             handle.remove()
-        last = TargetOutput(output.logits[:, -1:], output.hidden[:, -1:])
+        last = LMOutput(output.logits[:, -1:], output.hidden[:, -1:])
         self._plain = False
         is_plain = type(self.base).forward.__module__.startswith("transformers.")
         if is_plain and seen and seen[-1] is not None:
@@ -159,8 +158,8 @@ class Seq2SeqTarget:
         attention_mask: Tensor | None = None,
         windowed_mask: Tensor | None = None,  # noqa: ARG002
         position_ids: Tensor | None = None,
-    ) -> TargetOutput:
-        """See TargetModel; the cache is a SourceRows."""
+    ) -> LMOutput:
+        """See CausalLMTarget; the cache is a SourceRows."""
         with self._at(position_ids):
             if not self._plain or has_own_call(self.base):
                 return self._call_whole(input_ids, cache.paired, cache.source, attention_mask)
@@ -172,7 +171,7 @@ class Seq2SeqTarget:
                 **pass_cache(self.decoder, cache.paired),
                 use_cache=True,
             ).last_hidden_state
-        return TargetOutput(self.embedding(hidden), hidden)
+        return LMOutput(self.embedding(hidden), hidden)
 
     def max_draft_length(self, position: int) -> int | None:
         """See CausalLMTarget."""
@@ -197,7 +196,7 @@ class Seq2SeqTarget:
         )
 
     def refuses_tree(self) -> str | None:
-        """See TargetModel; probed once per model."""
+        """See CausalLMTarget; probed once per model."""
         return try_once(self._refusals, "tree", lambda: find_tree_refusal(self))
 
     def new_cache(self) -> Any:
@@ -210,7 +209,7 @@ class Seq2SeqTarget:
 
     def _call_whole(
         self, input_ids: Tensor, cache: Any, source: Source, mask: Tensor | None
-    ) -> TargetOutput:
+    ) -> LMOutput:
         inputs = {
             "encoder_outputs": self._encoder_output(last_hidden_state=source.states),
             "attention_mask": source.mask,

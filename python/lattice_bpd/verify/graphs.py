@@ -38,7 +38,6 @@ from lattice_bpd.verify.greedy import Predictions, follow_by_index
 from lattice_bpd.verify.layout import mask_positions
 from lattice_bpd.verify.memory import free_memory, is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.protocol import HeadsInCall
 from lattice_bpd.verify.rounding import logits_match
 from lattice_bpd.verify.rows import Rows
 
@@ -138,6 +137,19 @@ def find_record_refusal(target: Any, rows: Rows) -> str | None:
         return f"parts of {name} are compiled"
     refusal: str | None = target.refuses_tree()
     return refusal or facts_of(base).get("record refusal")
+
+
+class HeadsInCall(NamedTuple):
+    """Draft heads that a recorded call of the target computes too.
+
+    Attributes:
+        read: the candidates after (N, D) hidden states and the (N,) int64 tokens selected from
+            them; independent slots with log probabilities.
+        tensors: that it reads, on the target's device.
+    """
+
+    read: Callable[[Tensor, Tensor], LatticeInput]
+    tensors: list[Tensor]
 
 
 class _Key(NamedTuple):

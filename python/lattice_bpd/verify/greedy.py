@@ -123,9 +123,6 @@ class DraftCandidates(NamedTuple):
     sampled_from: tuple[Any, Any] | None = None
 
 
-NO_CANDIDATES = DraftCandidates((), 0)
-
-
 class TokenSelector(Protocol):
     """Selects the tokens of one sequence by a rule other than argmax.
 

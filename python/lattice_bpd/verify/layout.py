@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lattice_bpd.verify.protocol import TargetModel
 from lattice_bpd.verify.rows import Rows
 
 
@@ -20,7 +20,7 @@ def lowest_number(dtype: torch.dtype) -> float:
 
 
 def mask_attention(
-    target: TargetModel,
+    target: Any,
     state: Rows,
     attends: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     position_ids: Tensor,
@@ -43,7 +43,7 @@ def mask_attention(
 
 
 def mask_positions(
-    target: TargetModel, starts: Tensor, steps: Tensor, new: Tensor, unseen: Tensor,
+    target: Any, starts: Tensor, steps: Tensor, new: Tensor, unseen: Tensor,
     position_ids: Tensor,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """See `mask_attention`.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lattice_bpd.verify.protocol import TargetOutput
+from lattice_bpd.models.forward import LMOutput
 from lattice_bpd.verify.rows import Rows
 
 
@@ -19,7 +19,7 @@ def read_texts(
     first: int = 0,
     start: int = 0,
     num_free: int = 0,
-) -> tuple[TargetOutput, Rows]:
+) -> tuple[LMOutput, Rows]:
     """Read texts in one call.
 
     Padding follows shorter texts, whose tokens do not see it; what comes next is written over it.

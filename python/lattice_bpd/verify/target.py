@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from lattice_bpd.extensions import TARGETS, load_extension
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.models.forward import call_forward, call_inner, has_own_call
+from lattice_bpd.models.forward import LMOutput, call_forward, call_inner, has_own_call
 from lattice_bpd.models.lm_call import (
     cache_argument,
     check_causal,
@@ -35,7 +35,6 @@ from lattice_bpd.verify.call_limits import (
 )
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_parts_refusal, find_tree_refusal
-from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.recurrent_cache import Mixers, States, find_mixers, keeps_states
 
 Mask = Tensor | dict[str, Tensor]
@@ -56,7 +55,9 @@ class CausalLMTarget:
         max_positions: the longest text, in tokens; None without a limit, or if rotary frequencies
             adapt to longer ones.
         limits: of one call.
-        sliding_window: see TargetModel.
+        dtype: of the attention mask.
+        sliding_window: tokens in the window of sliding layers, the current one included; None
+            without one.
         takes_positions: whether the model takes position ids.
         feature_layers: decoder layers whose outputs every call returns as features.
         decoder_prompt: what outputs of a target with an encoder begin with: its prompts are sources
@@ -114,8 +115,12 @@ class CausalLMTarget:
         attention_mask: Tensor | None = None,
         windowed_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-    ) -> TargetOutput:
-        """See TargetModel."""
+    ) -> LMOutput:
+        """Run the model over (B, T) new tokens after the P of the cache, and append them to it.
+
+        attention_mask is (B, P + T) int64, or (B, 1, T, P + T) float that is added to the attention
+        scores; windowed_mask is the same for layers with a sliding window.
+        """
         if self.is_recurrent and input_ids.shape[1] > 1:
             return self.read_segments(input_ids, cache, position_ids, 0)[0]
         inputs = self._inputs(input_ids, cache, position_ids)
@@ -138,14 +143,14 @@ class CausalLMTarget:
             inputs["position_ids"] = position_ids + self.shift if self.shift else position_ids
         return inputs
 
-    def _call(self, inputs: dict[str, Any]) -> TargetOutput:
+    def _call(self, inputs: dict[str, Any]) -> LMOutput:
         if self._inner_is_exact is None:
             self._inner_is_exact = inner_call_is_exact(self.base, self.embedding)
         if self._inner_is_exact and not has_own_call(self.base):
             return call_inner(self.base, self.embedding, inputs, self.feature_layers)
         return self._call_forward(inputs)
 
-    def _call_forward(self, inputs: dict[str, Any]) -> TargetOutput:
+    def _call_forward(self, inputs: dict[str, Any]) -> LMOutput:
         layers = self.feature_layers
         return call_forward(self.base, self.embedding, inputs, layers, needs_hidden=False)
 
@@ -202,7 +207,7 @@ class CausalLMTarget:
         *,
         ends: Sequence[int] | None = None,
         position_ids: Tensor | None = None,
-    ) -> tuple[TargetOutput, Cache]:
+    ) -> tuple[LMOutput, Cache]:
         """The first call, always the model's own forward.
 
         Args:
@@ -241,11 +246,11 @@ class CausalLMTarget:
             logits, hidden = (part[range(count), at][:, None] for part in output[:2])
         else:
             logits, hidden = output.logits, output.hidden
-        return TargetOutput(logits, hidden, output.features), cache
+        return LMOutput(logits, hidden, output.features), cache
 
     def read_segments(
         self, input_ids: Tensor, cache: Any, position_ids: Tensor | None, certain: int
-    ) -> tuple[TargetOutput, States]:
+    ) -> tuple[LMOutput, States]:
         """One call of a recurrent target over tokens of one text, in two segments.
 
         Args:
@@ -267,7 +272,7 @@ class CausalLMTarget:
             return self._call(inputs), snapshot
 
     def refuses_tree(self) -> str | None:
-        """See TargetModel; probed once per model."""
+        """Why tree attention (four-dimensional masks) is not possible, or None; probed once."""
         if "tree" in self._refusals:
             return self._refusals["tree"]
         return try_once(self._refusals, "tree", lambda: find_tree_refusal(self))

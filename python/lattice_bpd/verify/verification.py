@@ -29,6 +29,8 @@ from torch import Tensor
 
 from lattice_bpd import _core
 from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.models.forward import LMOutput
+from lattice_bpd.verify.graphs import HeadsInCall
 from lattice_bpd.verify.greedy import (
     NAN,
     BatchVerification,
@@ -42,7 +44,6 @@ from lattice_bpd.verify.greedy import (
 from lattice_bpd.verify.layout import lowest_number, mask_attention
 from lattice_bpd.verify.memory import refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.protocol import HeadsInCall, TargetModel, TargetOutput
 from lattice_bpd.verify.recurrent_cache import RecurrentCache, verify_chain
 from lattice_bpd.verify.rows import Rows
 
@@ -55,7 +56,7 @@ class Call(NamedTuple):
     Attributes:
         input_ids: (R, T) int64.
         position_ids: (R, T) int64; None if the target's own numbering is right.
-        attention_mask: see TargetModel; None for the plain causal mask.
+        attention_mask: see `CausalLMTarget.__call__`; None for the plain causal mask.
         windowed_mask: the same for layers with a sliding window, or None.
         sequences: the sequence of each row, that of row b < B is b; None: there are B rows.
         indices: for each sequence, (n+1,) int64, the index row * T + column of the logits of its
@@ -69,16 +70,17 @@ class Call(NamedTuple):
     sequences: list[int] | None
     indices: list[npt.NDArray[np.int64]] | None
 
-    def run(self, target: TargetModel, cache: Any) -> TargetOutput:
+    def run(self, target: Any, cache: Any) -> LMOutput:
         """The target's output over a cache."""
-        return target(
+        output: LMOutput = target(
             self.input_ids, cache, attention_mask=self.attention_mask,
             windowed_mask=self.windowed_mask, position_ids=self.position_ids,
         )  # fmt: skip
+        return output
 
 
 def verify_trees(
-    target: TargetModel,
+    target: Any,
     state: Rows | RecurrentCache,
     trees: list[PrefixTree],
     *,
@@ -173,7 +175,7 @@ class _Read(NamedTuple):
         candidates: the last accepted node of each tree, and the candidates after it; or nothing.
     """
 
-    output: TargetOutput
+    output: LMOutput
     indices: list[npt.NDArray[np.int64]] | None
     predictions: Sequence[Any]
     layout: str
@@ -185,7 +187,7 @@ class _Read(NamedTuple):
 
 
 def _replay(
-    target: TargetModel, state: Rows, trees: list[PrefixTree], num_predictions: int,
+    target: Any, state: Rows, trees: list[PrefixTree], num_predictions: int,
     heads: HeadsInCall | None, *, keeps: bool,
 ) -> _Read | None:  # fmt: skip
     """A recorded call, see `graphs`; None where there is none."""
@@ -206,7 +208,7 @@ def _replay(
 
 
 def _call_target(
-    target: TargetModel, state: Rows, trees: list[PrefixTree], layout: str, num_predictions: int
+    target: Any, state: Rows, trees: list[PrefixTree], layout: str, num_predictions: int
 ) -> _Read:
     """A call of the target; see `verify_trees`."""
     layout = choose_layout(target, trees, layout)
@@ -227,7 +229,7 @@ def _call_target(
     return _Read(output, call.indices, predictions, layout, seconds, predict_seconds)
 
 
-def lay_out_tree(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> Call:
+def lay_out_tree(target: Any, state: Rows, trees: list[PrefixTree]) -> Call:
     """Exact token and tree nodes of each sequence as one row."""
     size = max(map(len, trees))
     inputs = _core.tree_inputs(trees, state.lengths, size)
@@ -247,7 +249,7 @@ def lay_out_tree(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> C
     return Call(input_ids, position_ids, *masks, None, None)
 
 
-def lay_out_rows(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> Call:
+def lay_out_rows(target: Any, state: Rows, trees: list[PrefixTree]) -> Call:
     """Every path of the trees as a row, padded with token 0, whose logits are unused."""
     ids, texts, sequences, indices = _core.row_inputs(trees, state.lengths)
     repeats = sequences if len(sequences) > len(trees) else None
@@ -264,7 +266,7 @@ def lay_out_rows(target: TargetModel, state: Rows, trees: list[PrefixTree]) -> C
     return Call(input_ids, position_ids, *masks, repeats, indices)
 
 
-def choose_layout(target: TargetModel, trees: list[PrefixTree], layout: str = "auto") -> str:
+def choose_layout(target: Any, trees: list[PrefixTree], layout: str = "auto") -> str:
     """The layout that `verify_trees` uses; see there.
 
     Raises:
@@ -287,7 +289,7 @@ def choose_layout(target: TargetModel, trees: list[PrefixTree], layout: str = "a
 
 
 def verify_drafts(
-    model: TargetModel,
+    model: Any,
     cache: Any,
     exact_token: int,
     drafts: Tensor,

@@ -17,9 +17,8 @@ from transformers.generation import utils as generation_utils
 
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.text_rules import TextRules
-from lattice_bpd.models.forward import call_forward
+from lattice_bpd.models.forward import LMOutput, call_forward
 from lattice_bpd.models.lm_call import pass_cache
-from lattice_bpd.verify.protocol import TargetOutput
 
 # Inputs that `generate` passes only with the prompt, or that do not describe the text after it.
 PROMPT_INPUTS = frozenset(
@@ -51,7 +50,7 @@ class Prefill:
         self._inputs = {name: value for name, value in inputs.items() if value is not None}
         self._target = model.target = copy.copy(model.target)
 
-    def __call__(self) -> tuple[TargetOutput, Any]:
+    def __call__(self) -> tuple[LMOutput, Any]:
         """Output of the last position and the cache; see `CausalLMTarget.read_prompts`.
 
         Raises:
@@ -85,7 +84,7 @@ class Prefill:
                 f"prompt of {self._input_ids.shape[1]} tokens; expected one for each token; use "
                 "the model's own generate"
             )
-        return TargetOutput(output.logits[:, -1:], output.hidden[:, -1:], output.features), cache
+        return LMOutput(output.logits[:, -1:], output.hidden[:, -1:], output.features), cache
 
 
 def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:

@@ -12,8 +12,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from lattice_bpd.arguments import check_int
 from lattice_bpd.decode.loop.text_cache import TextCaches
 from lattice_bpd.decode.state.text_rules import TextRules, TokenRecords
+from lattice_bpd.models.forward import LMOutput
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
-from lattice_bpd.verify.protocol import TargetOutput
 
 MAX_NEW_TOKENS = 64
 """Most tokens to decode if neither the caller nor a generation config sets it."""
@@ -53,7 +53,7 @@ class Options:
     streams_prompt: bool = True
     acceptance: Acceptance = field(default_factory=Exact)
     rules: list[TextRules] | None = None
-    prefill: Callable[[], tuple[TargetOutput, Any]] | None = None
+    prefill: Callable[[], tuple[LMOutput, Any]] | None = None
     records: list[TokenRecords] | None = None
     caches: TextCaches | None = None
     constraint: Any = None

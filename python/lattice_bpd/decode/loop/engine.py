@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lattice_bpd.decode.certificate.certificate import CallShape
 from lattice_bpd.decode.drafters.drafter import Drafter, ModelSizes, NoDrafter
@@ -24,17 +24,16 @@ from lattice_bpd.decode.loop.request import Request, Start
 from lattice_bpd.decode.loop.waiting import Group, Waiting, count_positions
 from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.models.forward import check_hidden
+from lattice_bpd.models.forward import LMOutput, check_hidden
 from lattice_bpd.verify.cache import fill_cache
 from lattice_bpd.verify.cudnn import WITHOUT_CUDNN_ATTENTION
 from lattice_bpd.verify.graphs import lend_rows
-from lattice_bpd.verify.greedy import NO_CANDIDATES, TokenSelector, Verification, greedy_tokens
+from lattice_bpd.verify.greedy import Verification, run_selectors
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.protocol import TargetOutput
 from lattice_bpd.verify.reading import read_texts
 from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.rows import Rows
-from lattice_bpd.verify.verification import verify_trees
+from lattice_bpd.verify.verification import follow_greedy, verify_trees
 
 _GROWTH = 1.25  # of cache positions beyond those that the next text needs
 _MOST_FREE = 512  # positions of a new cache after its texts; it can grow
@@ -127,16 +126,17 @@ class Engine:
         return longest + self.options.max_draft_nodes + 1
 
     def _begin(
-        self, requests: Sequence[Request], output: TargetOutput, parts: Sequence[slice], *,
+        self, requests: Sequence[Request], output: LMOutput, parts: Sequence[slice], *,
         again: bool = False,
     ) -> None:  # fmt: skip
         """Append the tokens after texts that were read, and the features of parts of them."""
         model = self.model
         if isinstance(model.heads, HiddenStateHeads):
             check_hidden(model.target.base, output.hidden)
-        tokens = _first_tokens(output.logits[:, -1], [one.selector for one in requests])
-        if model.heads is not None and model.num_slots is None:  # the first call sets it
-            model.head_logits(output.hidden[:1, -1], tokens[0][-1:] or None)
+        selectors: Any = [one.selector for one in requests]  # None for all of them: argmax
+        follow = follow_greedy if selectors[0] is None else partial(run_selectors, selectors)
+        trees = [PrefixTree(one.state.tokens[-1:], [-1]) for one in requests]
+        tokens = [new for _, new, _ in follow(trees, output.logits[:, -1:], None)]
         for number, request in enumerate(requests):
             hidden = output.hidden[number, -1]
             verified = Verification(tokens[number], 0, hidden)
@@ -147,7 +147,7 @@ class Engine:
             request.state.stats.target_calls += 1
             self.append(request, verified, is_prompt=not again)
 
-    def begin(self, output: TargetOutput, cache: Any) -> None:
+    def begin(self, output: LMOutput, cache: Any) -> None:
         """Begin all waiting texts, in the order of their numbers, in a cache that has read them.
 
         Args:
@@ -250,17 +250,6 @@ class Engine:
         if rows and isinstance(self.cache, Rows):
             self.cache.keep_sequences(rows)
         self.requests = [requests[row] for row in rows]
-
-
-def _first_tokens(logits: Tensor, selectors: Sequence[TokenSelector | None]) -> list[list[int]]:
-    """The exact token after each prompt, from (B, V) logits; none where the text has ended."""
-    if selectors[0] is None:  # then all are
-        return [[token] for token in greedy_tokens(logits).tolist()]
-    chosen = [
-        None if selector is None else selector.choose(row, NO_CANDIDATES)
-        for selector, row in zip(selectors, logits, strict=True)
-    ]
-    return [[] if token is None else [token] for token in chosen]
 
 
 def propose_trees(drafters: Sequence[Drafter], states: Sequence[DecodeState]) -> list[PrefixTree]:

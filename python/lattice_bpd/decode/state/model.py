@@ -18,7 +18,7 @@ from lattice_bpd.models.heads import BlockwiseHeads, check_heads
 from lattice_bpd.models.hooks import loaded
 from lattice_bpd.models.lm_call import unwrap_model
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
-from lattice_bpd.verify.greedy import HeadsInCall
+from lattice_bpd.verify.graphs import HeadsInCall
 from lattice_bpd.verify.target import CausalLMTarget, build_target
 from lattice_bpd.vocabulary import check_same_ids
 
@@ -171,7 +171,7 @@ class DraftingModel:
         vocab_size: V, columns of the logits.
         device: device of the inputs.
         max_positions: the target's number of positions; None if its config has no limit.
-        num_slots: H; None before the first call of the heads, or without heads.
+        num_slots: H; None without heads, or until heads that do not state it are first called.
         heads: the draft heads, or None.
         heads_owner: object that holds the heads' weights, if they are a module's.
 
@@ -221,56 +221,35 @@ class DraftingModel:
         """The heads' output for B sequences: logits (B, H, V), or candidates.
 
         Raises:
-            ValueError: there are no heads, or they return another shape.
+            TypeError, ValueError: there are no heads, or see `check_outputs`.
         """
-        outputs = self._some_heads().read_states(states)
-        if isinstance(outputs, LatticeInput):
-            outputs = outputs.fit(len(states), self.vocab_size)
-            self.num_slots = outputs.num_slots
-            return outputs
-        return self._check(outputs, len(states))
-
-    def head_logits(self, hidden: Tensor, exact_tokens: Sequence[int] | None = None) -> Tensor:
-        """Logits of heads that read only the last hidden state.
-
-        Args:
-            hidden: (B, D) float.
-            exact_tokens: (B,) ints, the selected tokens y_{t+1}, for heads that take them; None if
-                unknown.
-
-        Returns:
-            (B, H, V) float.
-
-        Raises:
-            ValueError: there are no such heads, or they return another shape.
-        """
-        heads = self._some_heads()
-        if not isinstance(heads, HiddenStateHeads):
-            raise ValueError(
-                f"decode: {type(heads).__name__} read more than a hidden state; expected heads "
-                "that are a function of it; call read_heads(states)"
-            )
-        logits = heads.logits(hidden, exact_tokens)
-        if isinstance(logits, LatticeInput):
-            logits = logits.to_logits(self.vocab_size)
-        return self._check(logits, len(hidden))
-
-    def _some_heads(self) -> DraftHeads:
         if self.heads is None:
             raise ValueError(
                 "decode: this drafter needs head logits and the model has no heads; give heads=, a "
                 "callable that turns hidden states (B, D) into logits (B, H, V), or a BlockwiseLM"
             )
-        return self.heads
+        return self.check_outputs(self.heads.read_states(states), len(states))
 
-    def _check(self, logits: Any, rows: int) -> Tensor:
-        """The logits (rows, H, V), V the target's: -inf for ids that the heads lack."""
-        if not isinstance(logits, Tensor):
+    def check_outputs(self, outputs: Any, rows: int) -> Tensor | LatticeInput:
+        """What heads returned for `rows` sequences, with the target's token ids; sets num_slots.
+
+        Returns:
+            Logits (rows, H, V), -inf for ids that the heads lack, or candidates.
+
+        Raises:
+            TypeError: neither logits nor candidates.
+            ValueError: another shape or vocabulary.
+        """
+        if isinstance(outputs, LatticeInput):
+            lattice = outputs.fit(rows, self.vocab_size)
+            self.num_slots = lattice.num_slots
+            return lattice
+        if not isinstance(outputs, Tensor):
             raise TypeError(
-                f"decode: heads returned {type(logits).__name__}; expected a tensor of logits "
+                f"decode: heads returned {type(outputs).__name__}; expected a tensor of logits "
                 "(B, H, V) for hidden states (B, D)"
             )
-        shape = logits.shape
+        shape = outputs.shape
         if len(shape) != 3 or shape[0] != rows or shape[1] == 0:
             raise ValueError(
                 f"decode: heads returned logits of shape {tuple(shape)} for {rows} hidden states; "
@@ -280,5 +259,5 @@ class DraftingModel:
         self.num_slots = shape[1]
         if shape[2] < self.vocab_size:
             lacking = self.vocab_size - shape[2]
-            return nn.functional.pad(logits, (0, lacking), value=float("-inf"))
-        return logits[..., : self.vocab_size]
+            return nn.functional.pad(outputs, (0, lacking), value=float("-inf"))
+        return outputs[..., : self.vocab_size]
