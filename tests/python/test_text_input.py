@@ -20,7 +20,7 @@ import pytest
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.cli.files import decode_argument, read_filled, read_sequences, read_token_ids
+from lattice_bpd.cli.files import decode_argument, read_filled, read_sequences
 from lattice_bpd.lm import read_lm
 from lattice_bpd.text_input import BOM, parse_json
 from lattice_bpd.train import Corpus
@@ -97,7 +97,6 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "task": lambda path, _: read_examples(path),
     "prompt": lambda path, _: read_filled(path),
     "sequences": lambda path, _: read_sequences(path, None),
-    "token ids": lambda path, _: read_token_ids(path),
     "words": lambda path, _: read_words(path),
     "ARPA": lambda path, _: NGramLM.from_arpa(path),
     "LM of any format": lambda path, _: read_lm(path),

@@ -60,25 +60,6 @@ def decode_argument(text: str, option: str) -> str:
     return text
 
 
-def read_token_ids(path: Path) -> list[int]:
-    """The token ids of a text file, white space between them.
-
-    Raises:
-        ValueError: another word, or no text.
-        OSError: it cannot be read.
-    """
-    ids = []
-    for number, line in enumerate(read_filled(path).split("\n"), 1):
-        for word in line.split():
-            if not word.isdecimal():
-                raise ValueError(
-                    f"{path}, line {number}: {word[:40]!r} is no token id; expected whole numbers, "
-                    "0 or more, with white space between them"
-                )
-            ids.append(int(word))
-    return ids
-
-
 def require_model(path: Path, option: str = "") -> None:
     """Refuses a folder that has no model of transformers, without loading torch.
 
@@ -218,14 +199,14 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a line that does not consist of token ids, or another format.
+        ValueError: no text, a line that does not consist of token ids, or another format.
     """
     from lattice_bpd.train.id_files import map_npy
 
     if path.suffix == ".npy":
         ids = map_npy(str(path))
         return list(ids) if ids.ndim == 2 else [ids]
-    lines = [line for line in text_input.read_text(path).split("\n") if line.strip()]
+    lines = [line for line in read_filled(path).split("\n") if line.strip()]
     if tokenizer is not None:
         return [np.array(e.ids, np.int32) for e in load_tokenizer(tokenizer).encode_batch(lines)]
     sequences: list[npt.NDArray[Any]] = []
@@ -234,8 +215,8 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
             sequences.append(np.array(line.split(), dtype=np.int64))
         except ValueError:
             raise ValueError(
-                f"{path}: non-empty line {number} is {line[:40]!r}; expected decimal token ids, or "
-                "give --tokenizer for plain text"
+                f"{path}: non-empty line {number} is {line[:40]!r}; expected decimal token ids "
+                "(plain text needs --tokenizer)"
             ) from None
     return sequences
 

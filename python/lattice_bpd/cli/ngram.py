@@ -10,9 +10,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import ngram_corpus
-from lattice_bpd.cli.files import check_output, read_sequences, read_token_ids
+from lattice_bpd.cli.files import check_output, read_sequences
 from lattice_bpd.cli.options import add_command, add_options, parse_size, pick
 from lattice_bpd.cli.progress import timed_step
 from lattice_bpd.extensions import add_commands
@@ -181,7 +183,7 @@ def run_prune(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     check_output(args.output)
-    kept = None if args.keep_ids is None else read_token_ids(args.keep_ids)
+    kept = None if args.keep_ids is None else np.concatenate(read_sequences(args.keep_ids, None))
     lm = _read_lm(args.lm)
     with timed_step("prune"):
         options = pick(args, ("theta", "prune_to", "min_counts", "threads"))
