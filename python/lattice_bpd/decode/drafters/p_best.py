@@ -51,7 +51,7 @@ class PBestDrafter(Drafter):
             search_lists, states, candidates, contexts, self.lm, "rescore", alpha=self.config.alpha
         )
         # Drafts share about half of their nodes.
-        most = (self.num_drafts + 1) * max(state.num_slots for state in states) // 2
+        most = (self.num_drafts + 1) * candidates.token_ids.shape[1] // 2
         return search_allowed(states, search, self.num_drafts, most, depends=depends)
 
 
@@ -63,11 +63,9 @@ def search_lists(
     stage: str,
     **options: Any,
 ) -> list[PrefixTree]:
-    """The tree of each lattice, see `search_trees`; counts repeated tokens of the first draft."""
+    """The tree of each lattice, see `search_trees`; counts its time."""
     start = time.perf_counter()
     lengths = [state.max_draft_length for state in states]
     trees = search_trees(candidates, contexts, lm, lengths, **{"kind": "drafts", **options})
-    for state, tree in zip(states, trees, strict=True):
-        state.stats.add_repeats(*tree.count_repeats())
     states[0].stats.lap(stage, start)
     return trees

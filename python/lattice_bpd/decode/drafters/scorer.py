@@ -69,13 +69,10 @@ class ScorerDrafter(Drafter):
                 name, kind = type(self.scorer).__name__, failure_kind(error) or "error"
                 message = f"{type(error).__name__} of {name}: {error}"
                 raise DraftError(kind, message) from error
-            trees = []
-            for draft, state in zip(drafts, states, strict=True):
-                draft = draft[None, : state.max_draft_length]
-                tree = PrefixTree.from_drafts(state.tokens[-1], draft)
-                state.stats.add_repeats(*tree.count_repeats())
-                trees.append(tree)
-            return trees
+            return [
+                PrefixTree.from_drafts(state.tokens[-1], draft[None, : state.max_draft_length])
+                for state, draft in zip(states, drafts, strict=True)
+            ]
 
 
 def _to_scorer(scorer: Any) -> TransitionScorer:

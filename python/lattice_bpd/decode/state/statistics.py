@@ -17,8 +17,6 @@ class DecodeStats:
         cached_tokens: tokens of the prompt that were in a KV cache of an earlier call.
         tokens: decoded tokens; each call returns one exact token besides the accepted drafts.
         accept_lengths: accepted draft tokens of each verifying call.
-        repeats: adjacent positions of first drafts with the same token.
-        neighbours: all adjacent positions of first drafts.
         verified_tokens: draft tokens sent to the target; shared prefixes count once.
         flattened_trees: steps whose draft tree was reduced to its best chain, since the target
             has a recurrent state.
@@ -38,8 +36,6 @@ class DecodeStats:
     target_calls: int = 0
     tokens: int = 0
     accept_lengths: list[int] = field(default_factory=list)
-    repeats: int = 0
-    neighbours: int = 0
     verified_tokens: int = 0
     flattened_trees: int = 0
     relaxed_tokens: int = 0
@@ -52,11 +48,6 @@ class DecodeStats:
     def block_efficiency(self) -> float:
         """Decoded tokens / target calls, including exact tokens (Kim et al. 2024, section 5)."""
         return self.tokens / self.target_calls if self.target_calls else 0.0
-
-    @property
-    def repeat_share(self) -> float:
-        """Fraction of adjacent draft positions with the same token (paper table 3)."""
-        return self.repeats / self.neighbours if self.neighbours else 0.0
 
     @property
     def relaxed_share(self) -> float:
@@ -80,12 +71,6 @@ class DecodeStats:
         longest = max(self.accept_lengths, default=-1)
         return [self.accept_lengths.count(length) for length in range(longest + 1)]
 
-    @property
-    def own_seconds(self) -> float:
-        """Wall time without the models: without prompt, heads, draft model and target."""
-        models = ("prompt", "heads", "draft_model", "target")
-        return self.seconds.get("total", 0.0) - sum(self.seconds.get(n, 0.0) for n in models)
-
     def lap(self, name: str, start: float) -> float:
         """Add the time since `start` of `time.perf_counter` to a stage; returns the time now.
 
@@ -102,11 +87,6 @@ class DecodeStats:
     def stage(self, name: str) -> Stage:
         """A context manager that adds the wall time of its block to `seconds[name]`."""
         return Stage(self, name)
-
-    def add_repeats(self, repeats: int, neighbours: int) -> None:
-        """Count repeated tokens of a step's first draft; see `PrefixTree.count_repeats`."""
-        self.repeats += repeats
-        self.neighbours += neighbours
 
     def count_relaxed(self, regrets: Sequence[tuple[int, float]]) -> None:
         """Count relaxed tokens: (token index, nats) of each, as a lossy rule's selector lists them.

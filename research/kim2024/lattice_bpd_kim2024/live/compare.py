@@ -152,7 +152,6 @@ class Comparison:
             "tokens_per_second": self.tokens_per_second(result),
             "relative_speed": self.relative_speed(result),
             "draft_failures": total.draft_failures,
-            "repeat_share": total.repeat_share if total.neighbours else None,
             "loop_free_gain": self.gain(result, self.loop_free),
             "acceptance": str(result.setting.acceptance or "exact"),
             "lossless": result.lossless,
