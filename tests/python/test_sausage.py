@@ -49,3 +49,12 @@ def test_dot_quotes_words() -> None:
     assert r'"say \"hi\" 2.00"' in text
     assert r'"back\\slash 1.00"' in text
     assert r'"new\nline 0.00"' in text
+
+
+def test_dot_has_an_arc_for_each_candidate() -> None:
+    dot = SausageLattice([([1, 2], [0.5, 1.0]), ([3], [0.25])]).to_dot()
+    assert [line.strip() for line in dot.splitlines() if "->" in line] == [
+        '0 -> 1 [label="2 1.00", style=bold];',
+        '0 -> 1 [label="1 0.50"];',
+        '1 -> 2 [label="3 0.25", style=bold];',
+    ]

@@ -1,7 +1,6 @@
 """Transition scores and local normalization, against the probabilities of all paths."""
 
 import math
-import pickle
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from lattice_bpd import (
     Drafts,
     NGramLM,
-    SausageLattice,
     rescore_lattice,
     rescore_tree,
     sample_tree,
@@ -132,13 +130,11 @@ def test_the_openfst_engine_gives_the_same_list(seed: int, core_of: Any) -> None
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_trees_of_drafts_and_trees_by_shared_noise(normalization: str, core_of: Any) -> None:
+def test_trees_by_shared_noise(normalization: str, core_of: Any) -> None:
     rng = np.random.default_rng(13)
     text = random_arpa(rng, VOCAB, 3, ngrams=30, exact=False)
     lm, lattice = core_of(text, vocab_size=VOCAB), random_input(rng, normalization=normalization)
     contexts = [[], [1], [2]]
-    drafts = rescore_lattice(lattice, contexts, lm)
-    assert drafts.tree(max_nodes=7) == rescore_tree(lattice, contexts, lm, max_nodes=7)
     noise = SharedNoise([1, 2, 3], [0, 5, 9])
     shaped = sample_tree(lattice, contexts, lm, max_nodes=7, noise=noise)
     for row in range(3):
@@ -151,28 +147,6 @@ def test_trees_of_drafts_and_trees_by_shared_noise(normalization: str, core_of: 
                 longer = (*prefix, int(token))
                 expected = math.exp(logs[longer] - logs[prefix])
                 assert q == pytest.approx(expected, rel=1e-4, abs=1e-9)
-
-
-def make_lattice() -> SausageLattice:
-    slots = [([1, 2], [0.5, 1.0]), ([3], [0.25]), ([4, 5], [0.0, 1.0])]
-    return SausageLattice(slots, [[[2.0], [1.0]], [[0.0, 3.0]]])
-
-
-def test_sausage_lattices_carry_transitions() -> None:
-    lattice = make_lattice()
-    assert [ids.tolist() for ids in lattice.token_ids] == [[2, 1], [3], [5, 4]]
-    transitions = lattice.transitions
-    assert transitions is not None
-    assert [table.tolist() for table in transitions] == [[[1.0], [2.0]], [[3.0, 0.0]]]
-    assert repr(lattice).splitlines()[0] == "SausageLattice(3 slots, 4 paths, transitions)"
-    drafts = rescore_lattice(lattice, [], None)
-    assert tokens_of(drafts, 0) == [(1, 3, 5), (2, 3, 5), (1, 3, 4), (2, 3, 4)]
-    np.testing.assert_allclose(drafts.scores[0, :4], [6.75, 6.25, 2.75, 2.25])
-    copied = pickle.loads(pickle.dumps(lattice))  # noqa: S301
-    assert rescore_lattice(copied, [], None) == drafts
-    assert SausageLattice([([1], [0.0])]).transitions is None
-    warm = rescore_lattice(lattice, [], None, temperature=2.0)
-    np.testing.assert_allclose(warm.scores[0, :4], drafts.scores[0, :4] / 2)
 
 
 def valid() -> dict[str, Any]:
@@ -226,16 +200,3 @@ def test_bad_input_is_one_clear_error(
     for search in (rescore_lattice, rescore_tree, sample_tree):
         with pytest.raises(kind, match=f"{search.__name__}: .*{message}"):
             search(lattice, [[], []], None)
-
-
-def test_dot_has_an_arc_for_each_pair_of_candidates() -> None:
-    dot = make_lattice().to_dot()
-    arcs = [line.strip() for line in dot.splitlines() if "->" in line]
-    assert arcs == [
-        '0 -> "1.0" [label="2 1.00", style=bold];',
-        '0 -> "1.1" [label="1 0.50"];',
-        '"1.0" -> "2.0" [label="3 1.25", style=bold];',
-        '"1.1" -> "2.0" [label="3 2.25", style=bold];',
-        '"2.0" -> 3 [label="5 4.00", style=bold];',
-        '"2.0" -> 3 [label="4 0.00"];',
-    ]

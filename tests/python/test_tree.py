@@ -1,7 +1,6 @@
 """Draft trees and chains against the probabilities of all paths, and arrays of tree attention."""
 
 import math
-import pickle
 from typing import Any
 
 import numpy as np
@@ -89,22 +88,6 @@ def test_arrays_for_tree_attention(small_lm: NGramLM, alpha: float) -> None:
         for node, prefix in enumerate(prefixes):
             seen = {prefixes[k] for k in np.flatnonzero(tree.attention_mask[row, node])}
             assert seen == {prefix[: n + 1] for n in range(len(prefix))}
-
-
-def test_drafts_know_their_tree(small_lm: NGramLM) -> None:
-    logits = np.random.default_rng(2).standard_normal((2, 3, 4)).astype(np.float32)
-    contexts = [[1], [0, 1]]
-    options: dict[str, Any] = {"top_k": 3, "alpha": 0.5, "bos": False}
-    drafts = rescore_lattice(logits, contexts, small_lm, num_drafts=2, **options)
-    ours = drafts.tree(max_nodes=11)
-    expected = rescore_tree(logits, contexts, small_lm, max_nodes=11, **options)
-    for name in vars(expected):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(expected, name))
-    assert drafts.lengths.tolist() == [[3, 3], [3, 3]]
-    copied = pickle.loads(pickle.dumps(drafts))  # noqa: S301
-    np.testing.assert_array_equal(copied.token_ids, drafts.token_ids)
-    with pytest.raises(ValueError, match="their lattice is not known"):
-        copied.tree()
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from lattice_bpd.draft.batch_result import BatchResult
-from lattice_bpd.draft.config import TREE_NODES
-from lattice_bpd.draft.draft_tree import DraftTree
-
-
-class TreeSearch(Protocol):
-    """The search that drafts come from."""
-
-    def find_tree(self, where: str, max_nodes: int) -> DraftTree:
-        """The tree of the same lattices."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +33,6 @@ class Drafts(BatchResult):
     counts: Any
 
     PAD_TOKEN = -1
-    _search: ClassVar[TreeSearch | None] = None  # of an instance: the search that it comes from
     _prefix_log_probs: ClassVar[Any] = None  # of an instance: those of its chains
 
     @property
@@ -68,30 +57,6 @@ class Drafts(BatchResult):
         if isinstance(tokens, np.ndarray):
             return tokens.sum(axis=-1, dtype=np.int32)
         return tokens.sum(dim=-1).int()
-
-    def tree(self, max_nodes: int = TREE_NODES) -> DraftTree:
-        """The tree of the `max_nodes` most probable prefixes of the lattices searched.
-
-        The same as :func:`lattice_bpd.rescore_tree` with the arguments that gave these drafts. It
-        is a tree of the whole lattice, not of the p drafts: a node's probability counts every path
-        through it, listed or not.
-
-        Args:
-            max_nodes: N, 1..4096.
-
-        Raises:
-            ValueError: max_nodes out of range, or drafts that no lattice search returned.
-        """
-        if self._search is None:
-            raise ValueError(
-                "Drafts.tree: these drafts do not come from rescore_lattice, so their lattice is "
-                "not known; use rescore_tree(head_logits, context, lm, max_nodes=...)"
-            )
-        return self._search.find_tree("Drafts.tree", max_nodes)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the arrays, but not the search and its LM."""
-        return {name: value for name, value in vars(self).items() if name != "_search"}
 
     def __repr__(self) -> str:
         """Shape, and the best draft of the first lattice."""

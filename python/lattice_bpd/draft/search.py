@@ -62,9 +62,7 @@ class Search(NamedTuple):
             self.lattices, self.lm, *self.contexts, self.bos, num_drafts, self.alpha, engine,
             self.threads, self.normalization,
         )  # fmt: skip
-        drafts = Drafts(*self._on_device(arrays))
-        object.__setattr__(drafts, "_search", self)
-        return drafts
+        return Drafts(*self._on_device(arrays))
 
     def find_chains(self, is_walk: bool) -> Drafts:
         """The draft of greatest expected accept length of each lattice, or its greedy walk."""
@@ -75,7 +73,6 @@ class Search(NamedTuple):
         *arrays, log_probs = self._on_device(outputs)
         drafts = Drafts(*arrays)
         object.__setattr__(drafts, "_prefix_log_probs", log_probs)
-        object.__setattr__(drafts, "_search", self)
         return drafts
 
     def find_tree(self, where: str, max_nodes: int) -> DraftTree:

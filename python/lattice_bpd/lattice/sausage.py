@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from lattice_bpd import _core
 from lattice_bpd.extensions import require
-from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Float32Array, Int32Array, check_shape, select_top_k
 from lattice_bpd.token_ids import check_has_values, to_token_ids
 from lattice_bpd.vocabulary import Vocab, read_words
@@ -28,37 +27,21 @@ class SausageLattice:
 
     Args:
         slots: Pairs of token ids (k_j,) and scores (k_j,), in any order; widths may differ.
-        transitions: For each slot but the first (k_{j-1}, k_j) scores of its candidates after those
-            of the slot before, in the order of `slots`; None: the slots are independent.
 
     Raises:
         TypeError: Token ids that are not integers, or masked arrays.
-        ValueError: A slot without candidates, a duplicate or negative token id, NaN or +inf; or
-            transitions of another shape, or that are not finite.
+        ValueError: A slot without candidates, a duplicate or negative token id, NaN or +inf.
 
     Source: Kim et al. 2024, section 6.3.
     """
 
-    def __init__(
-        self,
-        slots: Iterable[tuple[npt.ArrayLike, npt.ArrayLike]],
-        transitions: Iterable[npt.ArrayLike] | None = None,
-    ) -> None:
+    def __init__(self, slots: Iterable[tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Builds the lattice from candidates; see the class."""
         self._core = _core.Sausage()
-        pairs = None if transitions is None else iter(transitions)
         for number, (token_ids, scores) in enumerate(slots):
             check_has_values(scores, f"slot {number}: scores")
             values = np.ascontiguousarray(scores, dtype=np.float32).reshape(-1)
-            ids = to_token_ids(token_ids, f"slot {number}")
-            if pairs is None or number == 0:
-                self._core.add_slot(ids, values)
-            else:
-                self._core.add_slot(ids, values, _next_transitions(pairs, number, len(ids)))
-        if pairs is not None and next(pairs, None) is not None:
-            raise ValueError(
-                "transitions: more than slots; expected one (k, k) array less than slots"
-            )
+            self._core.add_slot(to_token_ids(token_ids, f"slot {number}"), values)
 
     @classmethod
     def from_logits(
@@ -83,34 +66,6 @@ class SausageLattice:
         check_shape(head_logits, where, dimensions=(2,))
         best = select_top_k(head_logits, top_k, log_softmax=log_softmax, where=where)
         return cls(zip(best.token_ids[0], best.scores[0], strict=True))
-
-    @classmethod
-    def from_input(cls, lattice: LatticeInput, row: int = 0) -> SausageLattice:
-        """One lattice of a batch of candidates with transition scores.
-
-        Scores are the ones that paths add up: those of `start` are in slot 0, and unary scores that
-        are included in the transitions or replaced by them are 0. `normalization` is not kept: a
-        search of this lattice is global.
-
-        Args:
-            lattice: The batch.
-            row: 0..B-1.
-
-        Raises:
-            TypeError: As `rescore_lattice`.
-            ValueError: As `rescore_lattice`.
-            IndexError: A row out of range.
-        """
-        made = cls([])
-        made._core = lattice.to_sausages("SausageLattice.from_input")[row]
-        return made
-
-    @property
-    def transitions(self) -> list[Float32Array] | None:
-        """For each slot but the first (k_{j-1}, k_j) float32, best candidates first; or None."""
-        if not self._core.has_transitions:
-            return None
-        return [self._core.transitions(slot) for slot in range(1, self.num_slots)]
 
     @property
     def num_slots(self) -> int:
@@ -141,9 +96,7 @@ class SausageLattice:
         """The lattice as a ``pywrapfst.VectorFst`` over standard arcs.
 
         States 0..H form a chain, state H is final; labels are token id + 1, weights are -score.
-        With transitions each candidate of a slot but the last has a state of its own, and an arc
-        to a candidate has the cost of its score and of its transition. Without slots there are no
-        states.
+        Without slots there are no states.
 
         Raises:
             ImportError: pywrapfst is not installed (extra ``openfst``).
@@ -160,25 +113,15 @@ class SausageLattice:
         """
         words = None if vocab is None else read_words(vocab)
         lines = ["digraph lattice {", "  rankdir=LR; node [shape=circle];"]
-        transitions = self.transitions
         for slot, (ids, scores) in enumerate(zip(self.token_ids, self.scores, strict=True)):
-            table = scores[None]  # (states before the slot, candidates)
-            if transitions is not None and slot > 0:
-                table = scores + transitions[slot - 1]
-            for state, row in enumerate(table):
-                for rank, (token_id, score) in enumerate(zip(ids, row, strict=True)):
-                    text = str(token_id) if words is None else words[token_id]
-                    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-                    style = ", style=bold" if rank == row.argmax() else ""
-                    arc = f"{self._state(slot, state)} -> {self._state(slot + 1, rank)}"
-                    lines.append(f'  {arc} [label="{text} {float(score):.2f}"{style}];')
+            for rank, (token_id, score) in enumerate(zip(ids, scores, strict=True)):
+                text = str(token_id) if words is None else words[token_id]
+                text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+                style = "" if rank else ", style=bold"
+                label = f'label="{text} {float(score):.2f}"{style}'
+                lines.append(f"  {slot} -> {slot + 1} [{label}];")
         lines += [f"  {self.num_slots} [shape=doublecircle];", "}"]
         return "\n".join(lines) + "\n"
-
-    def _state(self, slot: int, rank: int) -> str:
-        """The name of the state before a slot, after a candidate of the slot before."""
-        one = slot in (0, self.num_slots) or not self._core.has_transitions
-        return str(slot) if one else f'"{slot}.{rank}"'
 
     def __copy__(self) -> SausageLattice:
         """The lattice itself, since it is immutable."""
@@ -189,14 +132,12 @@ class SausageLattice:
         return self
 
     def __reduce__(self) -> tuple[type[SausageLattice], tuple[Any, ...]]:
-        """Pickles hold the slots and transitions."""
-        slots = list(zip(self.token_ids, self.scores, strict=True))
-        return type(self), (slots, self.transitions)
+        """Pickles hold the slots."""
+        return type(self), (list(zip(self.token_ids, self.scores, strict=True)),)
 
     def __repr__(self) -> str:
         """Slots with their best candidates, one per line."""
-        pairs = ", transitions" if self._core.has_transitions else ""
-        lines = [f"SausageLattice({self.num_slots} slots, {self.num_paths:,} paths{pairs})"]
+        lines = [f"SausageLattice({self.num_slots} slots, {self.num_paths:,} paths)"]
         for slot, (ids, scores) in enumerate(zip(self.token_ids, self.scores, strict=True)):
             if slot == _SHOWN and self.num_slots > _SHOWN + 1:
                 lines.append(f"  .. {self.num_slots - _SHOWN} more slots")
@@ -206,20 +147,3 @@ class SausageLattice:
             more = f", .. {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
             lines.append(f"  slot {slot}: {text}{more}")
         return "\n".join(lines)
-
-
-def _next_transitions(pairs: Iterator[npt.ArrayLike], slot: int, width: int) -> Float32Array:
-    """The transitions to a slot of so many candidates, flat."""
-    given = next(pairs, None)
-    if given is None:
-        raise ValueError(
-            f"transitions: none to slot {slot}; expected a (k, k) array for each slot but the first"
-        )
-    check_has_values(given, f"transitions to slot {slot}")
-    values = np.ascontiguousarray(given, dtype=np.float32)
-    if values.ndim != 2 or values.shape[1] != width:
-        raise ValueError(
-            f"transitions to slot {slot} have shape {values.shape}; expected (candidates of slot "
-            f"{slot - 1}, {width})"
-        )
-    return values
