@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 from transformers import GenerationConfig
 
-from blockwise_models import VOCAB, model_of, plain_greedy, random_prompts, small_lm
+from blockwise_models import HEADS, VOCAB, model_of, plain_greedy, random_prompts, small_lm
 from lattice_bpd import DraftConfig
 from lattice_bpd.decode import (
     CustomGenerate,
@@ -177,12 +177,35 @@ def test_every_row_of_a_batch_gets_its_own_exact_token():
     prompts = [PROMPT, [5], [40, 2]]
     drafter = Watching(None, top_k=4, max_nodes=6)
     results = generate(model.base, prompts, heads=heads, drafter=drafter, max_new_tokens=12)
-    first, *rest = received  # the first call only determines the number of slots
-    assert first == [results[1].token_ids[0]]  # of the shortest prompt
-    assert rest == states
-    assert {len(row) for row in rest} >= {3}
+    assert received == states
+    assert {len(row) for row in received} >= {3}
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == plain_greedy(model, prompt, 12)
+
+
+def test_heads_of_an_unknown_number_of_slots_state_it_in_their_first_call():
+    model = model_of("trained")
+
+    class Heads:
+        num_slots = None
+
+        def read_states(self, states):
+            return model.head_logits(torch.stack([state.hidden for state in states]))
+
+    seen = []
+
+    class Watching(TreeDrafter):
+        def propose(self, states):
+            seen.append((states[0].model.num_slots, states[0].num_slots))
+            return super().propose(states)
+
+    result = generate(
+        model.base, PROMPT, heads=Heads(), drafter=Watching(None, top_k=4, max_nodes=6),
+        max_new_tokens=12,
+    )  # fmt: skip
+    assert result.token_ids == plain_greedy(model, PROMPT, 12)
+    assert result.stats.target_calls < 12
+    assert seen[:2] == [(None, 10), (HEADS - 1, HEADS - 1)]
 
 
 @pytest.mark.parametrize(

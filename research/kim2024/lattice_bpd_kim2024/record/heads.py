@@ -163,7 +163,29 @@ def _read_heads(
         return
     size = max(1, _CHUNK_ELEMENTS // ((model.num_slots or 8) * model.vocab_size))
     for start in range(0, len(output), size):
-        yield model.head_logits(read.hidden[start : start + size], output[start : start + size])
+        yield head_logits(model, read.hidden[start : start + size], output[start : start + size])
+
+
+def head_logits(
+    model: DraftingModel, hidden: torch.Tensor, exact_tokens: Sequence[int]
+) -> torch.Tensor:
+    """Logits (n, H, V) of heads that read the last hidden state alone; sets `model.num_slots`.
+
+    Args:
+        model: target and heads.
+        hidden: (n, D) float.
+        exact_tokens: (n,) ints, the tokens that the target selected from them.
+
+    Raises:
+        ValueError: there are no such heads, or they return another shape.
+    """
+    if not isinstance(model.heads, HiddenStateHeads):
+        raise ValueError(
+            f"record: heads is a {type(model.heads).__name__} without num_slots; expected heads "
+            "that have it, or a function of hidden states"
+        )
+    outputs = model.check_outputs(model.heads.logits(hidden, exact_tokens), len(hidden))
+    return outputs.to_logits(model.vocab_size) if isinstance(outputs, LatticeInput) else outputs
 
 
 def read_states(

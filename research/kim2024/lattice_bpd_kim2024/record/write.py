@@ -26,7 +26,7 @@ from lattice_bpd_kim2024.record.files import (
     load_manifest,
     write_shard,
 )
-from lattice_bpd_kim2024.record.heads import record_text
+from lattice_bpd_kim2024.record.heads import head_logits, record_text
 from lattice_bpd_kim2024.record.texts import RecordedText
 
 MAX_TOP_K = 64
@@ -146,7 +146,7 @@ def write_record(
         )
     prompts = _fit(prompts, drafting, options)
     if drafting.num_slots is None:  # callables show their number of heads in their first output
-        drafting.head_logits(drafting.target.embedding.weight[:1], [0])
+        head_logits(drafting, drafting.target.embedding.weight[:1], [0])
     manifest = Manifest(
         task=task, model=model_name, model_fingerprint=fingerprint_model(drafting),
         prompts_fingerprint=fingerprint_prompts([prompt.token_ids for prompt in prompts]),
