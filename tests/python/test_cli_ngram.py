@@ -1,14 +1,17 @@
 """`lattice-bpd ngram`: counts and their progress, training, and the commands on LM files."""
 
+import errno
 import json
 import os
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
-from lattice_bpd.cli import build_parser
+from lattice_bpd.cli import build_parser, progress
 from lattice_bpd.train import read_counts_info
 
 TEXT = "the cat sat\nthe cat ran\n\nthe dog sat\n"
@@ -48,6 +51,18 @@ def test_count_merge_and_train(tmp_path, capsys):
     assert "direct.lm: order 2, vocabulary 5, " in capsys.readouterr().out
 
 
+def test_progress_without_a_terminal(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr("lattice_bpd.train.corpus._STEP", 20)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
+    run("train", "a.txt", "--words", "--order", 2, "--smoothing", "absolute", "-o", "a.lm")
+    lines = capsys.readouterr().err.split("\n")
+    assert "text (MiB) ..." in lines
+    shown = re.compile(r"  1 of 1, [\d.]+/s, 0 s left, \d\.\d GB of memory  9 tokens").fullmatch
+    assert any(map(shown, lines))
+    assert any(line.startswith("text (MiB): 0.") for line in lines)
+
+
 @pytest.mark.parametrize("command", ["train", "count"])
 def test_outputs_that_cannot_be_written_are_refused_before_counting(command, tmp_path, monkeypatch):
     monkeypatch.setattr("lattice_bpd.cli.ngram_corpus.make_corpus", None)  # never called
@@ -56,15 +71,19 @@ def test_outputs_that_cannot_be_written_are_refused_before_counting(command, tmp
         with pytest.raises(error, match=message):
             run(command, "a.txt", "--tokenizer", "words.txt", "-o", output)
 
-    check("missing/x/e.lm", FileNotFoundError, "there is no folder .*missing/x to write it in")
-    check("a.txt/e.lm", NotADirectoryError, "a.txt is a file, .*expected a folder")
+    check("missing/x/e.lm", FileNotFoundError, "into .*missing/x .No such file.*create that")
+    check("a.txt/e.lm", NotADirectoryError, "into .*a.txt .Not a directory.*another output")
     check(tmp_path, IsADirectoryError, "is a folder; expected a file to write")
     os.mkfifo("pipe")
     check("pipe", OSError, "pipe is not a regular file")
     Path("link").symlink_to("missing/e.lm")
-    check("link", FileNotFoundError, "there is no folder .*missing to write it in")
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
-    check("e.lm", PermissionError, "is not writable; change its permissions")
+    check("link", FileNotFoundError, "cannot write into .*missing .No such file")
+
+    def refuse(**_):  # root may write anywhere
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    check("e.lm", PermissionError, "Permission denied.*change its permissions")
     assert not (tmp_path / "e.lm").exists()
 
 

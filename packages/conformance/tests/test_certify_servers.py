@@ -198,7 +198,7 @@ def test_arguments_are_checked(
         (("--server", "localhost:8000"), "expected a server's address, such as http://"),
         (("--baseline", "http://127.0.0.1:9"), "is it running, and is this its address?"),
         (("--baseline", "localhost:8000"), "localhost:8000: no such file; expected answers"),
-        (("-o", "none/report.json"), "there is no folder"),
+        (("-o", "none/report.json"), "cannot write into"),
     ],
 )
 def test_mistakes_are_refused_before_a_server_answers_all_prompts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,48 +84,31 @@ def require_model(path: Path, option: str = "") -> None:
         )
 
 
-def check_output(
-    path: Path,
-    *,
-    expected: str = "a file",
-    creates_folder: bool = False,
-    takes_devices: bool = False,
-) -> None:
+def check_output(path: Path, *, takes_devices: bool = False) -> None:
     """Refuses an output file that cannot be written, before the work whose result it is.
 
     Args:
         path: the file.
-        expected: what the option takes, for messages.
-        creates_folder: whether the command creates missing folders.
         takes_devices: whether the file may be a device or pipe.
 
     Raises:
         OSError: it is a folder or device, or its folder is missing or not writable.
     """
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; expected {expected} to write")
+        raise IsADirectoryError(f"{path} is a folder; expected a file to write")
     if is_special(path):
         if takes_devices:
             return
-        raise OSError(f"{path} is not a regular file; expected {expected} to write")
-    folder = missing = Path(os.path.realpath(path)).parent
-    while creates_folder and not folder.exists():
-        folder = folder.parent
-    if not folder.exists():
-        raise FileNotFoundError(
-            f"{path}: there is no folder {missing} to write it in; create that folder, or give "
-            "another output"
-        )
-    if not folder.is_dir():
-        raise NotADirectoryError(
-            f"{folder} is a file, {path} would be written into it; expected a folder, or "
-            f"{expected} in another one"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"{path}: folder {folder} is not writable; change its permissions, or give an output "
-            "in another folder"
-        )
+        raise OSError(f"{path} is not a regular file; expected a file to write")
+    folder = Path(os.path.realpath(path)).parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise type(error)(
+            f"{path}: cannot write into {folder} ({error.strerror}); create that folder, change "
+            "its permissions, or give another output"
+        ) from None
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

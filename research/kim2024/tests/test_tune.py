@@ -295,7 +295,7 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
     assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
     assert main([*arguments, "-o", str(tmp_path / "three.lm")]) == 2
-    assert "three.lm is a file, " in capsys.readouterr().err
+    assert "three.lm (Not a directory)" in capsys.readouterr().err
 
 
 def test_tune_measures_what_was_recorded(tmp_path, model, prompts, monkeypatch, capsys):

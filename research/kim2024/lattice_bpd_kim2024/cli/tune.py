@@ -87,9 +87,10 @@ def run(args: argparse.Namespace) -> None:
     path = args.out or args.run_folder / _FILE
     if is_folder := path.suffix != ".json":
         path = path / _FILE
-    check_output(
-        path, expected="a file that ends in .json", creates_folder=True, takes_devices=True
-    )
+    known = path.parent
+    while not known.exists():  # it is created, with the folders above it
+        known = known.parent
+    check_output(known / path.name, takes_devices=True)
     if args.heads is not None and args.measure is None:
         raise ValueError("tune: --heads without --measure; expected --measure MODEL --heads DIR")
     if args.chain_only and args.rescorer:
