@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 _NUM_MATRICES, _NUM_VALUES = 32, 4
-_HALF_UNIT, _TINY = 2.0**-11, 2.0**-25  # what a cast to float16 changes, of small numbers too
+# What casts to bfloat16 and float16, one after the other, and six decimal digits change at most.
+_RTOL, _ATOL = 0.008, 2.0**-24
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -109,8 +110,8 @@ class TargetSample:
             return []
         expected = torch.tensor([self.values[name] for name in names], device="cpu")
         found = torch.tensor([_sample(matrices[name]) for name in names], device="cpu")
-        differs = _differ(expected, found).any(dim=1).tolist()
-        return [name for name, is_other in zip(names, differs, strict=True) if is_other]
+        same = torch.isclose(expected, found, rtol=_RTOL, atol=_ATOL).all(dim=1).tolist()
+        return [name for name, is_same in zip(names, same, strict=True) if not is_same]
 
 
 def warn_of_other_target(heads: Any, target: nn.Module, where: str) -> None:
@@ -153,19 +154,6 @@ def _sample(weight: Tensor) -> tuple[float, ...]:
     """Values at equal distances."""
     positions = torch.arange(1, _NUM_VALUES + 1, device="cpu") * weight.numel() // (_NUM_VALUES + 1)
     return tuple(weight[torch.unravel_index(positions, weight.shape)].float().tolist())
-
-
-def _differ(values: Tensor, others: Tensor) -> Tensor:
-    """Whether numbers differ after a cast to bfloat16, and after one to float16 before it."""
-    low, high = _after_casts(values)
-    other_low, other_high = _after_casts(others)
-    return (low > other_high) | (other_low > high)
-
-
-def _after_casts(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the greatest bfloat16 that casts make of float32 numbers."""
-    change = values.abs() * _HALF_UNIT + _TINY
-    return (values - change).bfloat16(), (values + change).bfloat16()
 
 
 def name_of(target: nn.Module) -> str:
