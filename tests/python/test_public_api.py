@@ -29,5 +29,5 @@ def test_what_needs_torch_names_the_extra(module: str, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import {module}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     line = done.stderr.strip().splitlines()[-1]
-    assert line.startswith(f"ImportError: {module}: the package {package!r} is not installed; ")
+    assert line.startswith(f"ImportError: lattice_bpd: the package {package!r} is not installed; ")
     assert line.endswith("pip install 'lattice-bpd[torch]'")

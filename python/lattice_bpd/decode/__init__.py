@@ -5,15 +5,7 @@ Drafters of each kind are in `lattice_bpd.decode.drafters`.
 
 from __future__ import annotations
 
-try:
-    import torch as _torch  # noqa: F401  (to fail early, with advice)
-    import transformers as _transformers  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"lattice_bpd.decode: the package {error.name!r} is not installed; decoding needs torch "
-        "and transformers; run: pip install 'lattice-bpd[torch]'"
-    ) from error
-
+from lattice_bpd import models as _models  # noqa: F401  (fails early, with advice)
 from lattice_bpd.decode.certificate.certificate import Certificate, CertificateError
 from lattice_bpd.decode.drafter_file import load_drafter
 from lattice_bpd.decode.drafters.drafter import Drafter

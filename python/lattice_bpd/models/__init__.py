@@ -10,8 +10,8 @@ try:
     import transformers as _transformers  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"lattice_bpd.models: the package {error.name!r} is not installed; models, training and "
-        "decoding need torch and transformers; run: pip install 'lattice-bpd[torch]'"
+        f"lattice_bpd: the package {error.name!r} is not installed; models, training and decoding "
+        "need torch and transformers; run: pip install 'lattice-bpd[torch]'"
     ) from error
 
 from lattice_bpd.models.blockwise import BlockwiseLM
