@@ -20,6 +20,7 @@ from lattice_bpd.train import (
     train_corpus,
     train_counts,
 )
+from lattice_bpd.watcher import Watcher
 
 V = 300
 SMALL = (1 << 16) + 32 * (V + 3)  # the smallest budget: some 2,500 tokens at once
@@ -104,14 +105,37 @@ def test_counts_above_32_bits_add_up(tmp_path):
     assert [int(counts.max()) for _, counts in final.tables([])] == [n << 41 for n in (5, 4, 3)]
 
 
+class Steps(Watcher):
+    """Keeps the notes of all steps; each is of 1,000 bytes."""
+
+    def __init__(self, limit=999):
+        self.total, self.notes, self.limit = None, [], limit
+
+    def begin(self, stage, total=None):
+        assert stage == "text"
+        self.total = total
+
+    def advance(self, note, **_):
+        self.notes.append(note)
+        if len(self.notes) == self.limit:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def _small_steps(monkeypatch):
+    monkeypatch.setattr("lattice_bpd.train.corpus._STEP", 1000)
+
+
+@pytest.mark.usefixtures("_small_steps")
 def test_resuming_leaves_out_what_is_counted(tmp_path):
     sequences = write_shards(tmp_path, 3)
     output = tmp_path / "counts"
     count_corpus(corpus_of(tmp_path / "0.bin", tmp_path / "1.bin"), output, order=3)
-    seen = []
-    count_corpus(corpus_of(tmp_path), output, order=3, resume=True, on_progress=seen.append)
-    assert seen[0].bytes_done > 2 * 6000 * 2
-    assert seen[-1].bytes_done == 4 * 6000 * 2
+    steps = Steps()
+    count_corpus(corpus_of(tmp_path), output, order=3, resume=True, watcher=steps)
+    assert steps.total == len(steps.notes) == 48
+    first, last = (int(steps.notes[n].split()[0].replace(",", "")) for n in (0, -1))
+    assert 17_000 < first < last  # those of three files
     expected = count_ngrams(sequences, 3, vocab_size=V, eos_id=0)
     assert_equal_tables(tables(output, 3), expected)
     before = output.stat().st_mtime_ns
@@ -121,20 +145,14 @@ def test_resuming_leaves_out_what_is_counted(tmp_path):
         count_corpus(corpus_of(tmp_path), output, order=4, resume=True)
 
 
+@pytest.mark.usefixtures("_small_steps")
 def test_a_killed_run_leaves_its_last_checkpoint(tmp_path):
     sequences = write_shards(tmp_path, 4)
     output = tmp_path / "counts"
 
-    class KilledError(Exception):
-        pass
-
-    def kill_in_the_third(progress):
-        if progress.bytes_done > 2.5 * 6000 * 2 - 6000:
-            raise KilledError
-
     options = {"order": 3, "memory": SMALL, "checkpoint_minutes": 0}
-    with pytest.raises(KilledError):
-        count_corpus(corpus_of(tmp_path), output, on_progress=kill_in_the_third, **options)
+    with pytest.raises(KeyboardInterrupt):
+        count_corpus(corpus_of(tmp_path), output, watcher=Steps(limit=30), **options)
     assert len(read_counts_info(output).sources) == 2
     count_corpus(corpus_of(tmp_path), output, resume=True, **options)
     assert_equal_tables(tables(output, 3), count_ngrams(sequences, 3, vocab_size=V, eos_id=0))

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from lattice_bpd.cli.options import (
     pick,
     use_model_vocabulary,
 )
-from lattice_bpd.cli.progress import CountingWatcher, Heartbeat, timed_step
+from lattice_bpd.cli.progress import CorpusWatcher, Heartbeat, timed_step
 from lattice_bpd.train.words import NORMAL_FORMS
 
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ def _train(args: argparse.Namespace) -> NGramLM:
     use_model_vocabulary(args)
     order = args.order if args.order is not None else 4
     corpus = _word_corpus(args, given) if args.words else make_corpus(args, args.inputs)
-    with CountingWatcher() as watcher:
-        return train.train_corpus(corpus, order, on_progress=watcher, **options)
+    with closing(CorpusWatcher()) as watcher:
+        return train.train_corpus(corpus, order, watcher=watcher, **options)
 
 
 def _word_corpus(args: argparse.Namespace, given: dict[str, Any]) -> train.Corpus:
@@ -207,9 +208,9 @@ def run_count(args: argparse.Namespace) -> None:
     use_model_vocabulary(args)
     start = time.perf_counter()
     options = pick(args, _COUNT)
-    with CountingWatcher() as watcher:
+    with closing(CorpusWatcher()) as watcher:
         corpus = make_corpus(args, args.inputs)
-        info = train.count_corpus(corpus, args.output, on_progress=watcher, **options)
+        info = train.count_corpus(corpus, args.output, watcher=watcher, **options)
     _print_info(args.output, info, time.perf_counter() - start)
 
 

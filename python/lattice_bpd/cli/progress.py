@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,7 @@ from lattice_bpd.watcher import Watcher
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lattice_bpd.train import CountingProgress
-
 LINE_INTERVAL = 10.0  # seconds between lines without a terminal
-_BAR_INTERVAL = 0.1  # seconds
 
 
 def make_console() -> Console:
@@ -86,7 +83,7 @@ class ConsoleWatcher(Watcher):
         left = f"{(now - self._start) * (1 / share - 1):.0f} s left" if self._total else ""
         if self._bar is not None:
             shown = {"rate": rate, "left": left, "memory": describe_memory(), "note": note}
-            self._bar.update(self._task, advance=1, total=self._total, **shown)
+            self._bar.update(self._task, advance=1, total=self._total or None, **shown)
         elif now - self._last >= LINE_INTERVAL:
             self._last = now
             progress = f" of {self._total:,}, {rate}, {left}" if self._total else f", {rate}"
@@ -135,7 +132,7 @@ class Heartbeat:
 
     def __init__(self, name: str, interval: float = LINE_INTERVAL) -> None:
         self._name, self._interval = name, interval
-        self._start = self._last = time.monotonic()
+        self._start = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -147,17 +144,10 @@ class Heartbeat:
         self._stopped.set()
         self._thread.join()
 
-    def delay(self) -> None:
-        """Restarts the interval, after another line was printed."""
-        self._last = time.monotonic()
-
     def _run(self) -> None:
-        while not self._stopped.wait(max(self._last + self._interval - time.monotonic(), 0.01)):
-            now = time.monotonic()
-            if now < self._last + self._interval:
-                continue
-            self._last = now
-            line = f"{self._name}: {now - self._start:,.0f} s, {describe_memory()}"
+        while not self._stopped.wait(self._interval):
+            seconds = time.monotonic() - self._start
+            line = f"{self._name}: {seconds:,.0f} s, {describe_memory()}"
             print(line, file=sys.stderr, flush=True)
 
 
@@ -185,58 +175,36 @@ def timed_step(name: str) -> Iterator[None]:
     print(f"{time.perf_counter() - start:.1f} s, {describe_memory()}", file=sys.stderr)
 
 
-class CountingWatcher(ExitStack):
-    """Displays tokens, rate, time left and memory; call it with each CountingProgress.
-
-    While the core merges or estimates, a heartbeat prints time and memory instead.
-    """
+class CorpusWatcher(ConsoleWatcher):
+    """Displays on stderr how a corpus is read; then, while the core works on, time and memory."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._heartbeat = self.enter_context(Heartbeat("merge and estimate"))
-        self._start = self._last = time.monotonic()
-        self._bar = _make_bar() if sys.stderr.isatty() else None
-        if self._bar is not None:
-            self._task = self.enter_context(self._bar).add_task("", total=None)
+        super().__init__(_open_stderr(), {"text": "text (MiB)"})
+        self._steps = ExitStack()
 
-    def __call__(self, progress: CountingProgress) -> None:
-        """Displays the progress, at most once per interval."""
-        now = time.monotonic()
-        self._heartbeat.delay()
-        if now - self._last < (_BAR_INTERVAL if self._bar is not None else LINE_INTERVAL):
-            return
-        self._last = now
-        line = describe(progress, now - self._start)
-        if self._bar is None:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            self._bar.update(
-                self._task,
-                description=line,
-                completed=progress.bytes_done,
-                total=progress.bytes_total,
-            )
+    def end(self) -> None:
+        """Ends the stage."""
+        super().end()
+        self._steps.enter_context(Heartbeat("merge and estimate"))
+
+    def close(self) -> None:
+        """Ends all output."""
+        super().close()
+        self._steps.close()
 
 
-def describe(progress: CountingProgress, seconds: float) -> str:
-    """One line, such as "12,000,000 tokens, 1,500,000/s, 40 s left, 1.2 GB of memory"."""
-    parts = [
-        f"{progress.num_tokens:,} tokens",
-        f"{progress.num_tokens / max(seconds, 1e-9):,.0f}/s",
-    ]
-    total, done = progress.bytes_total, progress.bytes_done
-    if total and done:
-        parts.append(f"{seconds * max(total - done, 0) / done:,.0f} s left")
-    parts.append(describe_memory())
-    if progress.num_runs:
-        parts.append(f"{progress.num_runs} runs of {progress.spilled_bytes / 1e9:.2f} GB on disk")
-    return ", ".join(parts)
+class _Lines:
+    """Stands for a `rich` console where there is none, or no terminal."""
+
+    is_terminal = False
+
+    def print(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
 
 
-def _make_bar() -> Any:
-    """A rich progress bar on stderr, or None without rich."""
-    try:
-        console = require("rich.console", "train").Console(stderr=True)
-    except ImportError:
-        return None
-    return make_bar(console, ["SpinnerColumn", "BarColumn", "{task.description}"])
+def _open_stderr() -> Any:
+    """The console of a terminal on stderr, if `rich` is installed; else lines."""
+    if sys.stderr.isatty():
+        with suppress(ImportError):
+            return require("rich.console", "train").Console(stderr=True, highlight=False)
+    return _Lines()

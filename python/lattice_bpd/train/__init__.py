@@ -2,7 +2,6 @@
 
 from lattice_bpd.train.corpus import Corpus
 from lattice_bpd.train.corpus_lm import (
-    CountingProgress,
     CountsInfo,
     count_corpus,
     merge_counts,
@@ -14,7 +13,6 @@ from lattice_bpd.train.words import word_corpus
 
 __all__ = [
     "Corpus",
-    "CountingProgress",
     "CountsInfo",
     "count_corpus",
     "merge_counts",

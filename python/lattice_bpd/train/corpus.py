@@ -20,10 +20,12 @@ from lattice_bpd.token_ids import Int32Array, Int64Array
 from lattice_bpd.train.id_files import is_id_file, read_ids
 from lattice_bpd.train.text_files import Boundaries, Piece, read_pieces
 from lattice_bpd.vocabulary import read_words
+from lattice_bpd.watcher import Watcher
 
 StrPath = str | os.PathLike[str]
 _WORD = re.compile(r"[^ \t-\r]+")
 _CHARACTERS_AT_ONCE = 1 << 20
+_STEP = 1 << 20  # bytes of a step of progress
 _TEXT_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".ndjson")
 _SUFFIXES = (
     *(suffix + more for suffix in _TEXT_SUFFIXES for more in ("", ".gz", ".zst")),
@@ -313,20 +315,36 @@ class Corpus:
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
-    def batches(self, skip: Sequence[str] = ()) -> Iterator[TokenBatch]:
+    def batches(
+        self,
+        skip: Sequence[str] = (),
+        watcher: Watcher | None = None,
+        note: Callable[[], str] = str,
+    ) -> Iterator[TokenBatch]:
         """Reads all files except those in `skip`.
+
+        Args:
+            skip: names of files.
+            watcher: receives progress: stage "text", a step for each MiB read.
+            note: the note of a step, made once the batch before it was used.
 
         Raises:
             OSError: a file cannot be read.
             FormatError: the content does not fit the file name; the message says where.
             ValueError: it is empty, or has a word that is not in the vocabulary.
         """
+        watcher, total, done = watcher or Watcher(), self.total_bytes, 0
+        watcher.begin("text", None if total is None else total // _STEP)
         for file in self.files:
             before = self.meter.bytes_read
-            if file not in skip:
-                yield from self._read(file)
+            for batch in () if file in skip else self._read(file):
+                yield batch
+                done, last = self.meter.bytes_read // _STEP, done
+                for _ in range(last, done):
+                    watcher.advance(note=note())
             if file != STANDARD_INPUT:
                 self.meter.bytes_read = before + Path(file).stat().st_size
+        watcher.end()
 
     def _read(self, file: str) -> Iterator[TokenBatch]:
         parts = self._encode(file)

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import checked_min_counts, warn_of_counts
 from lattice_bpd.text_input import STANDARD_INPUT
 from lattice_bpd.train.corpus import Corpus, WordEncoder
+from lattice_bpd.watcher import Watcher
 
 StrPath = str | os.PathLike[str]
 
@@ -106,30 +107,6 @@ def is_counts_file(path: StrPath) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-@dataclass(frozen=True)
-class CountingProgress:
-    """Progress of counting.
-
-    Attributes:
-        num_tokens: tokens counted, including those of a resumed counts file.
-        num_sequences: sequences counted.
-        bytes_done: bytes read of the input files.
-        bytes_total: size of the input files; None for standard input.
-        num_runs: sorted runs on the disk.
-        spilled_bytes: their size in bytes.
-    """
-
-    num_tokens: int
-    num_sequences: int
-    bytes_done: int
-    bytes_total: int | None
-    num_runs: int
-    spilled_bytes: int
-
-
-OnProgress = Callable[[CountingProgress], None]
-
-
 def count_corpus(
     corpus: Corpus,
     output: StrPath,
@@ -139,7 +116,7 @@ def count_corpus(
     threads: int = 0,
     resume: bool = False,
     checkpoint_minutes: float | None = None,
-    on_progress: OnProgress | None = None,
+    watcher: Watcher | None = None,
 ) -> CountsInfo:
     """Counts all n-grams of orders 1 to `order` and writes a counts file.
 
@@ -153,7 +130,7 @@ def count_corpus(
         resume: continue from an existing counts file: skip the files that it has counted.
         checkpoint_minutes: interval at which to write the counts file (after a whole file), so
             that a killed run can be resumed. None: only at the end.
-        on_progress: called after each batch.
+        watcher: receives progress: stage "text", a step for each MiB read.
 
     Returns:
         The header of the counts file.
@@ -172,7 +149,7 @@ def count_corpus(
         sources = _resume_from(path, counter, order)
     last_save = time.monotonic()
     saved = bool(sources)
-    for source in _add_all(corpus, counter, sources, on_progress):
+    for source in _add_all(corpus, counter, sources, watcher):
         sources.append(source)
         saved = False
         if checkpoint_minutes is None or time.monotonic() < last_save + 60 * checkpoint_minutes:
@@ -228,16 +205,17 @@ def _add_all(
     corpus: Corpus,
     counter: _core.CorpusCounter,
     skip: Sequence[str],
-    on_progress: OnProgress | None,
+    watcher: Watcher | None,
 ) -> Iterable[str]:
     """Counts a corpus and yields each file after it has been counted."""
-    total = corpus.total_bytes
-    for batch in corpus.batches(skip):
+
+    def note() -> str:
+        sequences, keys, runs, spilled = counter.progress()
+        on_disk = f", {runs} runs of {spilled / 1e9:.2f} GB on disk" if runs else ""
+        return f"{keys - sequences:,} tokens{on_disk}"
+
+    for batch in corpus.batches(skip, watcher, note):
         counter.add(batch.token_ids, batch.offsets, batch.continues_previous, batch.continues_next)
-        if on_progress is not None:
-            sequences, keys, runs, spilled = counter.progress()
-            done = corpus.meter.bytes_read
-            on_progress(CountingProgress(keys - sequences, sequences, done, total, runs, spilled))
         if batch.source is not None:
             yield batch.source
 
@@ -270,7 +248,7 @@ def train_corpus(
     full_count_of_counts: bool = True,
     memory: int | str = "2G",
     threads: int = 0,
-    on_progress: OnProgress | None = None,
+    watcher: Watcher | None = None,
 ) -> NGramLM:
     """Counts a corpus and estimates an LM: the same one as NGramLM.train's on the same sequences.
 
@@ -288,7 +266,7 @@ def train_corpus(
         memory: limit in bytes ("2G") for counting, and then for the model while it is estimated;
             reading and tokenizing need more.
         threads: 0 for every core. The LM does not depend on it.
-        on_progress: called after each batch.
+        watcher: receives progress: stage "text", a step for each MiB read.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -300,7 +278,7 @@ def train_corpus(
         KatzWarning, SmoothingWarning: see NGramLM.train.
     """
     counter = _make_counter(corpus, order, memory, threads)
-    for _ in _add_all(corpus, counter, (), on_progress):
+    for _ in _add_all(corpus, counter, (), watcher):
         pass
     lm = _estimate(counter, min_counts, smoothing, unseen, katz_k, full_count_of_counts, threads)
     encoder = corpus.encoder

@@ -151,9 +151,9 @@ class _Batch:
     @torch.inference_mode()
     def _can_share(self) -> bool:
         """Whether texts may share calls."""
-        target, windows = self._target, self._target.windows
+        target = self._target
         refusal = find_batch_refusal(target) or find_cache_refusal(target)
-        return not refusal and windows.by_cache_position is None and windows.selected is None
+        return not refusal and target.windows.selected is None
 
     @torch.inference_mode()
     def run(self) -> Iterator[Response]:

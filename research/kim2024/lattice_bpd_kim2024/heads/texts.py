@@ -20,7 +20,6 @@ from lattice_bpd_kim2024.heads.options import HeadText, mix_seed
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 
 TOKENIZER = "tokenizer.json"
-_MIB = 1 << 20
 _ROWS_PER_PART = 64
 _KEEP_WHOLE = 4  # pieces that a text must have before any are held out of it
 
@@ -92,16 +91,10 @@ def store_corpus(corpus: Corpus, path: Path, eos_id: int | None, watcher: Watche
     """
     if path.is_file():
         return
-    watcher.begin("text", None if corpus.total_bytes is None else corpus.total_bytes // _MIB)
-    seen = 0
     with replacing(path) as temporary:
         with temporary.open("wb") as file:
-            for batch in corpus.batches():
+            for batch in corpus.batches(watcher=watcher):
                 file.write(_end_sequences(batch, eos_id).astype("<i4").tobytes())
-                for _ in range(seen, corpus.meter.bytes_read // _MIB):
-                    watcher.advance()
-                seen = corpus.meter.bytes_read // _MIB
-        watcher.end()
         if temporary.stat().st_size == 0:
             raise ValueError(f"{corpus.files[0]}: has no token ids; expected text to train on")
 
