@@ -250,9 +250,8 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         (["nope"], "nope: no such folder; expected the folder of a causal LM of transformers, or "
          "OWNER/NAME of the hub"),
         ([model_directory, "--lm", tmp_path / "small.lm"],
-         "small.lm has a vocabulary of 99, the model one of 300; train the LM on token ids of the "
-         "model's tokenizer; if it was trained with the model's own tokenizer, train it again with "
-         "--vocab-size 300 (or --model DIR)"),
+         "small.lm: the LM has a vocabulary of 99, the target one of 300; expected the same "
+         "tokenizer"),
         ([model_directory, "--top-k", 301], "expected 1..300"),
         ([model_directory, "--strategy", "ngram", "--lm", "none"],
          "strategy 'ngram' needs an LM; give lm=, NGramLM.load(path)"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,12 @@ from lattice_bpd import text_input
 from lattice_bpd.atomic_files import is_special
 from lattice_bpd.cli.threads import limit_threads
 from lattice_bpd.extensions import require
-from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.pretrained import Pretrained, find_pretrained
 from lattice_bpd.train.corpus import read_tokenizer
-from lattice_bpd.vocabulary import may_share_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel
-
-    from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 
 _is_hub_name = re.compile(r"[\w.-]+/[\w.-]+").fullmatch
 
@@ -157,25 +152,6 @@ def to_device(model: Any) -> Any:
     limit_threads()
     use_cpu_kernels(getattr(model, "base", model))
     return model
-
-
-def check_vocabulary(
-    lms: Mapping[str, NGramLM | NeuralScorer], vocab_size: int, owner: str, option: str = "--lm"
-) -> None:
-    """Refuse LMs of another tokenizer than the owner's ("record" or "model")."""
-    for name, lm in lms.items():
-        if may_share_ids(lm.vocab_size, vocab_size):
-            continue
-        padded = ""  # many models have more rows of embeddings than their tokenizer has ids
-        if isinstance(lm, NGramLM) and lm.vocab_size < vocab_size:
-            padded = (
-                "; if it was trained with the model's own tokenizer, train it again with "
-                f"--vocab-size {vocab_size} (or --model DIR)"
-            )
-        raise ValueError(
-            f"{option} {name} has a vocabulary of {lm.vocab_size}, the {owner} one of "
-            f"{vocab_size}; train the LM on token ids of the {owner}'s tokenizer{padded}"
-        )
 
 
 def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]:

@@ -24,6 +24,7 @@ from lattice_bpd.draft.config import STRATEGIES, DraftConfig, find_drafter_file
 from lattice_bpd.extensions import CONSTRAINTS, load_extension, require
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.pretrained import Pretrained, find_pretrained
+from lattice_bpd.vocabulary import check_same_ids
 
 if TYPE_CHECKING:
     from lattice_bpd.build.live import PlainResult
@@ -148,7 +149,7 @@ def run(args: argparse.Namespace) -> None:
     model = _load_model(found, args.heads)
     if isinstance(lm, NGramLM):
         name = str(args.lm or found.folder / "ngram.lm")
-        files.check_vocabulary({name: lm}, _vocab_size(model), "model")
+        check_same_ids(f"generate: {name}", "LM", lm.vocab_size, _vocab_size(model))
     ends = find_stop_tokens(model, args.tokenizer or tokenizer)
     drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
     constraint = _load_constraint(args, tokenizer, _vocab_size(model), ends)

@@ -221,7 +221,7 @@ def test_each_task_has_the_lm_and_the_rescorer_of_its_own_domain(folder, tmp_pat
         ("replay", "--strategies treee", "unknown strategy 'treee'; did you mean 'tree'?"),
         ("replay", "--strategies tree", "strategy tree needs an n-gram LM; give --lm FILE"),
         ("replay", "--strategies neural", "needs a rescorer; give --rescorer DIR"),
-        ("replay", "--rescorer other", "other has a vocabulary of 5, the record one of 48"),
+        ("replay", "--rescorer other", "other: the LM has a vocabulary of 5, the target one of 48"),
         ("replay", "--csv no/x.csv", "cannot write into"),
         ("replay", "--top-k 9", "top_k is 9; expected 1..8, the candidates that were recorded"),
         ("evaluate", "--domain-lm xsum=2gram.lm", "xsum is not one of the tasks jsonl, cnndm"),

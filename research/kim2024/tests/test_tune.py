@@ -293,7 +293,7 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     assert [lm.order for lm in parts.lms] == [file.lm["order"]] == [3]
     NGramLM.train([[0, 1, 2]], 2, vocab_size=5, smoothing="witten_bell").save(tmp_path / "other.lm")
     assert main([*arguments, "--lm", str(tmp_path / "other.lm")]) == 2
-    assert "--lm other has a vocabulary of 5, the record one of 48" in capsys.readouterr().err
+    assert "--lm other: the LM has a vocabulary of 5, the target one" in capsys.readouterr().err
     assert main([*arguments, "-o", str(tmp_path / "three.lm")]) == 2
     assert "three.lm (Not a directory)" in capsys.readouterr().err
 

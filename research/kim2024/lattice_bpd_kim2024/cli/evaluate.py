@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.files import check_vocabulary
 from lattice_bpd.cli.options import add_heads_option
 from lattice_bpd_kim2024.cli.evaluate_options import (
     add_recording_options,
     add_rescorer_option,
     add_stop_tokens,
     check_numbers,
+    check_vocabularies,
     find_folders,
     find_tokenizer,
     load_folders,
@@ -211,7 +211,7 @@ def _user_source(args: argparse.Namespace) -> Source:
     lms = load_lms(args.lm)
     model = load_folders(folders)
     record = add_stop_tokens(record, model, path)
-    check_vocabulary(lms, model.vocab_size, "model")
+    check_vocabularies(lms, model.vocab_size)
     files = {name: str(path) for name, path in name_files(args.lm, "--lm").items()}
     metrics = {task: metric for task in args.task if (metric := find_task(task).metric)}
     source = Source(
@@ -228,7 +228,7 @@ def _add_rescorers(source: Source, values: list[str]) -> None:
     if not values:
         return
     source.scorers = load_rescorers(values)
-    check_vocabulary(source.scorers, source.model.vocab_size, "model", "--rescorer")
+    check_vocabularies(source.scorers, source.model.vocab_size, "--rescorer")
     source.scorer_files = {
         name: str(path) for name, path in name_files(values, "--rescorer").items()
     }
@@ -242,13 +242,13 @@ def _add_domains(source: Source, args: argparse.Namespace) -> None:
     if args.domain_lm:
         files = _domain_files(args.domain_lm, "--domain-lm", source, source.lms)
         lms = load_lms(args.domain_lm, "--domain-lm")
-        check_vocabulary(lms, vocab_size, "model", "--domain-lm")
+        check_vocabularies(lms, vocab_size, "--domain-lm")
         source.domain_lms |= {task: {DOMAIN: lm} for task, lm in lms.items()}
         source.domain_lm_files |= {task: {DOMAIN: file} for task, file in files.items()}
     if args.domain_rescorer:
         files = _domain_files(args.domain_rescorer, "--domain-rescorer", source, source.scorers)
         scorers = load_rescorers(args.domain_rescorer, "--domain-rescorer")
-        check_vocabulary(scorers, vocab_size, "model", "--domain-rescorer")
+        check_vocabularies(scorers, vocab_size, "--domain-rescorer")
         source.domain_scorers |= {task: {DOMAIN: scorer} for task, scorer in scorers.items()}
         source.domain_scorer_files |= {task: {DOMAIN: file} for task, file in files.items()}
 

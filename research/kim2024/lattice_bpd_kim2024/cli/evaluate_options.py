@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lattice_bpd.cli.files import check_model, has_encoder_decoder
+from lattice_bpd.vocabulary import check_same_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -182,7 +183,7 @@ def _load_encoder_decoder(directory: Path, heads_directory: Path, device: str) -
     from transformers import AutoModelForSeq2SeqLM
 
     from lattice_bpd import FormatError
-    from lattice_bpd.decode.state import DraftingModel
+    from lattice_bpd.decode.state.model import DraftingModel
     from lattice_bpd.models import load_heads
 
     try:
@@ -193,6 +194,14 @@ def _load_encoder_decoder(directory: Path, heads_directory: Path, device: str) -
             "save_pretrained wrote"
         ) from error
     return DraftingModel(model.eval().to(device), load_heads(heads_directory))
+
+
+def check_vocabularies(
+    lms: Mapping[str, NGramLM | NeuralScorer], vocab_size: int, option: str = "--lm"
+) -> None:
+    """Refuse LMs of another tokenizer than the target's."""
+    for name, lm in lms.items():
+        check_same_ids(f"{option} {name}", "LM", lm.vocab_size, vocab_size)
 
 
 def name_files(values: Sequence[str], option: str) -> dict[str, Path]:

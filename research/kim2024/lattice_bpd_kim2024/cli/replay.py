@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.files import check_vocabulary
 from lattice_bpd_kim2024.cli.evaluate_options import (
     TEXT_LIMIT,
     add_rescorer_option,
     check_numbers,
+    check_vocabularies,
     load_lms,
     load_rescorers,
     parse_list,
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> None:
     records = {task: read_record(path) for task, path in find_records(args.record).items()}
     first = next(iter(records.values())).manifest
     lms = load_lms(args.lm)
-    check_vocabulary(lms, first.vocab_size, "record")
+    check_vocabularies(lms, first.vocab_size)
     rescorers = load_rescorers(args.rescorer)
-    check_vocabulary(rescorers, first.vocab_size, "record", "--rescorer")
+    check_vocabularies(rescorers, first.vocab_size, "--rescorer")
     scorers = make_scorers(rescorers, lms)
     top_k = min(record.manifest.top_k for record in records.values())
     points = _points(args, tuple(lms), scorers, top_k)

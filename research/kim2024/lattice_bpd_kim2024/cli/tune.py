@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.files import check_vocabulary, has_encoder_decoder
+from lattice_bpd.cli.files import has_encoder_decoder
 from lattice_bpd.cli.options import add_heads_option
 from lattice_bpd_kim2024.cli.evaluate_options import (
     TEXT_LIMIT,
     add_rescorer_option,
     check_numbers,
+    check_vocabularies,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> None:
     vocab_size = records[0].manifest.vocab_size
     lms, files = _lms(args, vocab_size)
     scorers = load_rescorers(args.rescorer)
-    check_vocabulary(scorers, vocab_size, "record", "--rescorer")
+    check_vocabularies(scorers, vocab_size, "--rescorer")
     watcher = ConsoleWatcher(make_console(), {})
     costs = _costs(args, watcher, [record.manifest for record in records])
     rescoring = {
@@ -145,7 +146,7 @@ def _lms(
             if lm.get("file") and Path(lm["file"]).is_file()
         ]
     lms = load_lms(values)
-    check_vocabulary(lms, vocab_size, "record")
+    check_vocabularies(lms, vocab_size)
     files = {
         name: str(Path(value.removeprefix(f"{name}=")).resolve())
         for name, value in zip(lms, values, strict=True)
