@@ -56,6 +56,7 @@ from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
 from lattice_bpd.lattice.lattice_input import LatticeInput
+from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import DemoModel, load_demo_model
@@ -298,7 +299,8 @@ class RecordingDrafter(Drafter):
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree | None]:
         """None for each state."""
         logits = states[0].model.read_heads(states)
-        self.lattices.append(LatticeInput.from_logits(logits, self.top_k))
+        best = select_top_k(logits, self.top_k, log_softmax=False, where="RecordingDrafter")
+        self.lattices.append(LatticeInput(best.token_ids, best.scores))
         self.contexts += [list(state.tokens) for state in states]
         return [None] * len(states)
 

@@ -21,6 +21,7 @@ from lattice_bpd.decode.drafters.target_noise import (
     select_with_noise,
     target_noise,
 )
+from lattice_bpd.decode.drafters.tree import SHARPNESS
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import PrefixTree, Rejection, Sampled
@@ -81,7 +82,7 @@ def test_trees_of_drafters(kind, own, sampling, whole):
         if kind == "samples":
             options |= {"top_k": SIZES["top_k"], "seed": draft_keys([state])[0]}
             return sample_tree(logits / whole, state.tokens, trigram(), **options)
-        noise = target_noise([state], drafter.sharpness)
+        noise = target_noise([state], SHARPNESS)
         top_k = WIDER * SIZES["top_k"]
         widest = select_top_k(logits[None], top_k, log_softmax=False, where="test")
         candidates = select_with_noise(widest.at_temperature(whole), noise, SIZES["top_k"])

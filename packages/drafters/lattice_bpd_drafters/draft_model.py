@@ -168,7 +168,7 @@ class DraftModelDrafter(Drafter):
     see `lattice_bpd_drafters.draft_model_samples`.
 
     Attributes:
-        reader: the draft model; `reader.calls` and `reader.tokens_read` count its work.
+        reader: the draft model.
 
     Raises:
         TypeError: no decoder-only causal LM.

@@ -65,7 +65,6 @@ class DraftReader(CachedReader):
             windowed_mask=call.windowed_mask,
             position_ids=position_ids,
         )
-        self.count(sum(map(len, forests)))
         return output.logits[..., : self.vocab_size]
 
 

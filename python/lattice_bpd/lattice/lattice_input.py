@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.lattice.logits import is_torch_tensor, select_top_k, use_torch_threads
+from lattice_bpd.lattice.logits import is_torch_tensor, use_torch_threads
 from lattice_bpd.token_ids import check_has_values
 
 UnaryScores = Literal["added", "included", "replaced"]
@@ -61,33 +61,6 @@ class LatticeInput:
         """Widens unsigned token ids of torch, for which it has few functions."""
         if str(getattr(self.token_ids, "dtype", "")).startswith("torch.uint"):
             object.__setattr__(self, "token_ids", self.token_ids.long())
-
-    @classmethod
-    def from_logits(
-        cls,
-        head_logits: Any,
-        top_k: int = 16,
-        *,
-        normalization: Normalization = "global",
-        log_softmax: bool = False,
-    ) -> LatticeInput:
-        """Keeps the top k tokens of each head, as numpy arrays.
-
-        Args:
-            head_logits: (H, V) or (B, H, V), as for `rescore_lattice`.
-            top_k: k, 1..V.
-            normalization: see the class.
-            log_softmax: Scores are log probabilities over the vocabulary, else raw logits.
-
-        Raises:
-            TypeError: Not an array, or of another element type.
-            ValueError: Wrong shape, top_k out of range, NaN or +inf logits.
-        """
-        where = "LatticeInput.from_logits"
-        best = select_top_k(head_logits, top_k, log_softmax=log_softmax, where=where)
-        return cls(
-            best.token_ids, best.scores, normalization=normalization, are_log_probs=log_softmax
-        )
 
     @property
     def num_slots(self) -> int:

@@ -9,7 +9,7 @@ from lattice_bpd.verify.acceptance.rules import Acceptance, Exact, parse_accepta
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
 from lattice_bpd.verify.cpu_kernels import use_cpu_kernels
 from lattice_bpd.verify.graphs import record_calls
-from lattice_bpd.verify.greedy import accept_lengths, greedy_tokens
+from lattice_bpd.verify.greedy import greedy_tokens
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.target import CausalLMTarget
 from lattice_bpd.verify.verification import verify_drafts, verify_trees
@@ -21,7 +21,6 @@ __all__ = [
     "PrefixTree",
     "Rejection",
     "Sampled",
-    "accept_lengths",
     "greedy_tokens",
     "parse_acceptance",
     "record_calls",

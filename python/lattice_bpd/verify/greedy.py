@@ -160,20 +160,6 @@ def logits_row(logits: Tensor) -> FloatRow:
     return logits.float().numpy(force=True)
 
 
-def accept_lengths(drafts: Tensor, predictions: Tensor) -> Tensor:
-    """The number of leading tokens of each draft that the target agrees with.
-
-    Args:
-        drafts: (p, H) int64.
-        predictions: (p, H+1) int64 or (p, H); column j is the target's token for draft token j.
-
-    Returns:
-        (p,) int64, 0..H. Drafts 5 7 9 against 5 7 2 8: 2.
-    """
-    agrees = drafts == predictions[:, : drafts.shape[1]]
-    return agrees.long().cumprod(dim=1).sum(dim=1)
-
-
 def follow_by_index(
     ids: Tensor, choices: Tensor, attends: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -51,8 +51,6 @@ class CachedReader:
     Attributes:
         model: as a target.
         vocab_size: V of the logits, set to the target's where that is smaller.
-        tokens_read: tokens that all rows have read so far.
-        calls: of the model so far.
 
     Raises:
         TypeError: no decoder-only causal LM.
@@ -66,7 +64,6 @@ class CachedReader:
                 f"{where}: {type(self.model.base).__name__} keeps a recurrent state, which cannot "
                 "drop rejected drafts; expected attention in every layer; use another model"
             )
-        self.tokens_read = self.calls = 0
         self.vocab_size = self.model.vocab_size
 
     def known(self, texts: list[list[int]]) -> list[list[int]]:
@@ -140,19 +137,12 @@ class CachedReader:
         output = call.run(self.model, cache)
         counts = [len(tokens) for tokens in new]
         cache.keep_rows(range(len(new)), counts)
-        self.count(sum(counts))
         last = torch.tensor(counts, device=output.logits.device) - 1
         return output.logits[torch.arange(len(new), device=last.device), last, : self.vocab_size]
 
     def _read_prompts(self, texts: list[list[int]]) -> tuple[ReadTexts, Tensor]:
         output, rows = read_texts(self.model, texts, num_free=NUM_FREE)
-        self.count(sum(map(len, texts)))
         return ReadTexts(rows, texts), output.logits[:, -1, : self.vocab_size]
-
-    def count(self, tokens: int) -> None:
-        """Count a call of the model that read tokens."""
-        self.tokens_read += tokens
-        self.calls += 1
 
 
 def match_texts(

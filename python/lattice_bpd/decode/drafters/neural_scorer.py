@@ -38,8 +38,8 @@ class NeuralScorer(TransitionScorer):
         model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used).
 
     Attributes:
+        reader: of the model.
         vocab_size: V of its output embedding.
-        max_positions: the most tokens of a history; None if its config has no limit.
 
     Raises:
         TypeError: no decoder-only causal LM.
@@ -49,30 +49,14 @@ class NeuralScorer(TransitionScorer):
     """
 
     def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
-        self._reader = CachedReader(model, "NeuralScorer")
-        self.vocab_size = self._reader.model.vocab_size
-        self.max_positions: int | None = self._reader.model.max_positions
+        self.reader = CachedReader(model, "NeuralScorer")
+        self.vocab_size = self.reader.model.vocab_size
         self._kept: NeuralState | None = None
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the model, tied ones counted once."""
-        return sum(weight.numel() for weight in self._reader.model.base.parameters())
-
-    @property
-    def reads_batches(self) -> bool:
-        """Whether the model can read several texts in one call."""
-        return self._reader.refuses_batch() is None
-
-    @property
-    def tokens_read(self) -> int:
-        """Tokens that all rows have read so far."""
-        return self._reader.tokens_read
-
-    @property
-    def calls(self) -> int:
-        """Calls of the model so far."""
-        return self._reader.calls
+        return sum(weight.numel() for weight in self.reader.model.base.parameters())
 
     @torch.inference_mode()
     def start(self, contexts: Sequence[Sequence[int]]) -> NeuralState:
@@ -82,7 +66,7 @@ class NeuralScorer(TransitionScorer):
             ValueError: an empty context, or one longer than the model's positions.
         """
         kept, self._kept = self._kept, None  # after an error no state is kept
-        texts, logits = self._reader.go_on(kept, contexts)
+        texts, logits = self.reader.go_on(kept, contexts)
         self._kept = NeuralState(texts.cache, texts.tokens, _log_probs(logits))
         return self._kept
 
@@ -105,12 +89,12 @@ class NeuralScorer(TransitionScorer):
         chosen = rows.tolist()
         pairs = zip(chosen, token_ids.tolist(), strict=True)
         tokens = [[*state.tokens[row], token] for row, token in pairs]
-        self._reader.check(tokens)
+        self.reader.check(tokens)
         self._kept = None
         if chosen != list(range(len(state.tokens))):
             state.cache.keep_sequences(chosen)
-        new = self._reader.known([[token] for token in token_ids.tolist()])
-        logits = self._reader.read(state.cache, new)
+        new = self.reader.known([[token] for token in token_ids.tolist()])
+        logits = self.reader.read(state.cache, new)
         self._kept = NeuralState(state.cache, tokens, _log_probs(logits))
         return self._kept
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -25,6 +24,8 @@ from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.search import search_trees
 
+SHARPNESS = 0.5  # see SharedNoise
+
 
 class LatticeTreeDrafter(Drafter):
     """The options of drafters that build one tree of a lattice.
@@ -45,14 +46,12 @@ class TreeDrafter(LatticeTreeDrafter):
     """The most probable prefixes of all paths through the lattice, as one tree of N nodes.
 
     More efficient than the p best paths of as many tokens, which repeat their prefixes and all
-    reach the last slot.
+    reach the last slot. If the target samples with `lattice_bpd.verify.Sampled`, the tree uses the
+    noise of its samples.
 
     Args:
         lm: n-gram LM over the target's token ids, or None: heads alone ("0-gram").
         config: options; None: the defaults.
-        sharpness: if the target samples with `lattice_bpd.verify.Sampled`, the tree uses the noise
-            of its samples; this is the inverse temperature of the drafts' distribution given the
-            noise, see `lattice_bpd.draft.SharedNoise`.
         options: by name, instead of the config's: top_k, max_nodes, alpha, temperature,
             normalization; see `DraftConfig`.
 
@@ -62,23 +61,10 @@ class TreeDrafter(LatticeTreeDrafter):
             vocabulary than the target's, or a top_k above V.
     """
 
-    def __init__(
-        self,
-        lm: NGramLM | None,
-        config: DraftConfig | None = None,
-        *,
-        sharpness: float = 0.5,
-        **options: Any,
-    ) -> None:
-        if not 0.0 < sharpness < math.inf:
-            raise ValueError(f"TreeDrafter: sharpness is {sharpness}; expected a number above 0")
-        super().__init__(lm, config, **options)
-        self.sharpness = sharpness
-
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A tree of N draft tokens for each state."""
         first = states[0]
-        noise = None if first.selector is None else target_noise(states, self.sharpness)
+        noise = None if first.selector is None else target_noise(states, SHARPNESS)
         temperature = self.config.temperature
         if first.selector is not None:
             temperature *= sampling_temperature(states)

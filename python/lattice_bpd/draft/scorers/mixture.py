@@ -13,8 +13,6 @@ from lattice_bpd.draft.scorers.protocol import (
     Int32Array,
     Int64Array,
     TransitionScorer,
-    max_positions_of,
-    reads_batches,
     vocab_size_of,
 )
 from lattice_bpd.vocabulary import may_share_ids
@@ -50,9 +48,6 @@ class MixtureScorer(TransitionScorer):
                 "tokenizer; use scorers over the target's token ids"
             )
         self.vocab_size = max(sizes, default=None)
-        limits = [most for most in map(max_positions_of, self.scorers) if most is not None]
-        self.max_positions = min(limits, default=None)
-        self.reads_batches = all(map(reads_batches, self.scorers))
 
     def start(self, contexts: Sequence[Sequence[int]]) -> list[Any]:
         """See TransitionScorer; a state for each scorer."""

@@ -20,8 +20,7 @@ class TransitionScorer(Protocol):
     is used again, so `advance` may change its argument.
 
     A scorer may have an attribute `vocab_size` (V, int or None): then another vocabulary than the
-    target's is refused; `max_positions` (int or None): longer histories are errors; and
-    `reads_batches` (bool): False means that `start` takes one context only.
+    target's is refused.
     """
 
     def start(self, contexts: Sequence[Sequence[int]]) -> Any:
@@ -61,14 +60,3 @@ def vocab_size_of(scorer: TransitionScorer) -> int | None:
     """V of a scorer; None if unknown."""
     size = getattr(scorer, "vocab_size", None)
     return None if size is None else int(size)
-
-
-def max_positions_of(scorer: TransitionScorer) -> int | None:
-    """Longest history of a scorer, in tokens; None if it has no such attribute."""
-    most = getattr(scorer, "max_positions", None)
-    return None if most is None else int(most)
-
-
-def reads_batches(scorer: TransitionScorer) -> bool:
-    """Whether a scorer takes several contexts at once; the default is True."""
-    return bool(getattr(scorer, "reads_batches", True))

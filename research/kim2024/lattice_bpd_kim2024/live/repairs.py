@@ -10,7 +10,6 @@ import torch
 from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.blockwise import BlockwiseLM
-from lattice_bpd.verify.greedy import accept_lengths
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,10 @@ def _steps(
     ).token_ids[:, 0]  # (N, H)
     argmax = head_logits.argmax(dim=-1)  # (N, H)
     wanted = ids[0, len(prompt) + 1 :].unfold(0, slots, 1)  # (N, H): the target's tokens
-    kept_before = accept_lengths(argmax, wanted).tolist()
-    kept_after = accept_lengths(rescored, wanted).tolist()
+    kept_before, kept_after = (
+        (drafts == wanted).long().cumprod(dim=1).sum(dim=1).tolist()
+        for drafts in (argmax, rescored)
+    )
     lines = zip(contexts, argmax.tolist(), rescored.tolist(), kept_before, kept_after, strict=True)
     return [Repair(*line) for line in lines]
 

@@ -17,17 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.scorers.greedy import rescore_greedily
 from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.ngram import NGramScorer
-from lattice_bpd.draft.scorers.protocol import (
-    TransitionScorer,
-    max_positions_of,
-    reads_batches,
-    vocab_size_of,
-)
+from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lattice.logits import Candidates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
@@ -99,6 +95,19 @@ def parts_of(scorer: Any) -> list[tuple[Any, float]]:
         for one, weight in zip(scorer.scorers, scorer.weights, strict=True)
         for part, inner in parts_of(one)
     ]
+
+
+def max_positions_of(scorer: Any) -> int | None:
+    """Longest history of a scorer, in tokens; None if no part of it is a model with a limit."""
+    readers = [part.reader for part, _ in parts_of(scorer) if isinstance(part, NeuralScorer)]
+    limits = [reader.model.max_positions for reader in readers]
+    return min((most for most in limits if most is not None), default=None)
+
+
+def reads_batches(scorer: Any) -> bool:
+    """Whether a scorer takes several contexts at once."""
+    readers = [part.reader for part, _ in parts_of(scorer) if isinstance(part, NeuralScorer)]
+    return all(reader.refuses_batch() is None for reader in readers)
 
 
 def read_with(
