@@ -17,10 +17,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 from blockwise_models import ARCHITECTURES, CACHE_NAME, VOCAB, model_of, random_prompts
 from lattice_bpd.decode import Certificate, CertificateError, decode, generate
-from lattice_bpd.decode.certificate import CheckedPosition
 from lattice_bpd.decode.certificate import certificate as certificates
 from lattice_bpd.decode.certificate import noise as noise_module
-from lattice_bpd.decode.certificate.certificate import MarginSelector
+from lattice_bpd.decode.certificate.certificate import CheckedPosition, MarginSelector
 from lattice_bpd.decode.certificate.noise import Noise, follow_text
 from lattice_bpd.decode.loop import decode as loops
 from lattice_bpd.decode.state.model import DraftingModel
@@ -216,7 +215,7 @@ def test_certificate_as_a_file(tmp_path):
     path = tmp_path / "text.json"
     result.certificate.save(path)
     content = json.loads(path.read_text())
-    assert (content["format"], content["version"]) == ("lattice-bpd certificate", 3)
+    assert (content["format"], content["version"]) == ("lattice-bpd certificate", 4)
     assert Certificate.load(path) == result.certificate
     assert [p.name for p in tmp_path.iterdir()] == ["text.json"]
 

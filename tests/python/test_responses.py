@@ -20,7 +20,7 @@ from lattice_bpd.decode.loop import waiting
 from lattice_bpd.decode.loop.arguments import Options
 from lattice_bpd.decode.loop.engine import Engine
 from lattice_bpd.decode.loop.request import Request
-from lattice_bpd.decode.state import DecodeState
+from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.train.responses.collect import Exchange, collect_responses, read_responses
 from lattice_bpd.train.responses.formats import Chat

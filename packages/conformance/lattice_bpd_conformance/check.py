@@ -336,7 +336,7 @@ _RANKS = (0, 0, 1, 0, None, 0, 1, 0, 0)  # of the right token; None: not among t
 
 
 class InformedHeads:
-    """A source of head logits; see `lattice_bpd.decode.state.DraftHeads`.
+    """A source of head logits; see `lattice_bpd.decode.state.model.DraftHeads`.
 
     Args:
         texts: token ids of prompts and outputs; of encoder-decoders outputs only.

@@ -55,7 +55,7 @@ class SpecDrafterHeads:
         return self
 
     def read_states(self, states: Sequence[DecodeState]) -> Tensor:
-        """See `lattice_bpd.decode.state.DraftHeads`.
+        """See `lattice_bpd.decode.state.model.DraftHeads`.
 
         Raises:
             ValueError: the target has other widths.

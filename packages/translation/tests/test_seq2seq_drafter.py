@@ -10,7 +10,7 @@ import torch
 
 from lattice_bpd import DraftConfig
 from lattice_bpd.decode import generate
-from lattice_bpd.decode.state import DraftHeads
+from lattice_bpd.decode.state.model import DraftHeads
 from lattice_bpd_translation.drafter import SpecDrafter, SpecDrafterConfig
 from lattice_bpd_translation.heads import SpecDrafterHeads
 from lattice_bpd_translation.specdec import SpecDrafterOptions, train_spec_drafter

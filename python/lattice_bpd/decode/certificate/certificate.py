@@ -32,7 +32,7 @@ from lattice_bpd.decode.certificate.own_generate import margin_of
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.verify.greedy import DraftCandidates, greedy_tokens, logits_row
 
-FORMAT, VERSION = "lattice-bpd certificate", 3
+FORMAT, VERSION = "lattice-bpd certificate", 4
 _ROW_BYTES = 1 << 28  # of logits that are kept for the comparison
 
 CallShape = tuple[str, int, int]
@@ -118,7 +118,8 @@ class Certificate:
             "mean_bound": noise.mean_bound,
             "margin_bound": noise.margin_bound,
         }
-        fields["checked"] = [_checked_to_json(checked) for checked in self.checked]
+        for item, checked in zip(fields["checked"], self.checked, strict=True):
+            item["agrees"] = checked.agrees
         return fields
 
     @classmethod
@@ -132,7 +133,9 @@ class Certificate:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             fields = check_header(content, FORMAT, VERSION)
-            checked = [_checked_from_json(item) for item in fields.pop("checked")]
+            listed = fields.pop("checked")
+            names = [one.name for one in dataclass_fields(CheckedPosition)]
+            checked = [CheckedPosition(*(item[name] for name in names)) for item in listed]
             shapes = [(layout, rows, tokens) for layout, rows, tokens in fields.pop("shapes")]
             names = [one.name for one in dataclass_fields(Noise)]
             measured = fields.pop("noise")
@@ -272,14 +275,3 @@ def _verdict(certificate: Certificate) -> str:
     if is_far or any(-checked.plain_margin > noise.margin_bound for checked in differing):
         return "different"
     return "tie" if differing else "lossless"
-
-
-def _checked_to_json(checked: CheckedPosition) -> dict[str, Any]:
-    """The fields as in files, whose key for the position is "place"."""
-    fields = asdict(checked)
-    return {"place": fields.pop("position"), **fields, "agrees": checked.agrees}
-
-
-def _checked_from_json(item: dict[str, Any]) -> CheckedPosition:
-    fields = {name: value for name, value in item.items() if name not in ("place", "agrees")}
-    return CheckedPosition(item["place"], **fields)

@@ -264,7 +264,7 @@ def record(
         top_k: k, the most that a replay may use.
         max_new_tokens: what decoding was limited to, which bounds its last drafts; None: where
             each output ends.
-        heads: instead of the model's own; see `lattice_bpd.decode.state.DraftHeads`.
+        heads: instead of the model's own; see `lattice_bpd.decode.state.model.DraftHeads`.
 
     Returns:
         Recording.
