@@ -162,11 +162,14 @@ def concatenate(arrays: Sequence[Int32Array]) -> tuple[Int32Array, Int64Array]:
 
 
 def is_sequence_of_sequences(value: Any) -> bool:
-    """Whether `value` holds sequences rather than single numbers."""
+    """Whether `value` holds sequences or texts rather than single numbers, or letters."""
     if hasattr(value, "ndim"):
         return int(value.ndim) > 1
-    return isinstance(value, Iterable) and any(
-        hasattr(item, "__len__") or getattr(item, "ndim", 0) > 0 for item in value
+    # a tensor of 0 dimensions has a length too
+    return (
+        isinstance(value, Iterable)
+        and not isinstance(value, str)
+        and any(hasattr(item, "__len__") and getattr(item, "ndim", 1) > 0 for item in value)
     )
 
 

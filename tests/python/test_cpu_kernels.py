@@ -308,10 +308,10 @@ class Streamer:
         pass
 
 
-def custom(model: PreTrainedModel, **options: Any) -> list[int]:
+def custom(model: PreTrainedModel, streamer: Any = None, **options: Any) -> list[int]:
     method = CustomGenerate(**options)
     output = model.generate(
-        torch.tensor([PROMPT]), custom_generate=method, do_sample=False, **LIMIT
+        torch.tensor([PROMPT]), custom_generate=method, do_sample=False, streamer=streamer, **LIMIT
     )
     tokens: list[int] = output[0, len(PROMPT) :].tolist()
     return tokens

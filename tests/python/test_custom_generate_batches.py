@@ -338,14 +338,6 @@ def test_a_batch_streams_what_is_settled(make, ends):
     assert ours.tolist() == plain.tolist()
     assert streamers[0].parts == streamers[1].parts
     assert streamers[0].ended == streamers[1].ended == 1
-    own = Received()
-    method = CustomGenerate(model_of("trained").head_logits, top_k=6, streamer=own)
-    output = model_of("trained").base.generate(
-        **inputs(), custom_generate=method, do_sample=False, max_new_tokens=NEW,
-        **{"pad_token_id": 0} | {name: value() for name, value in criteria.items()} | ends,
-    )  # fmt: skip
-    assert output.tolist() == plain.tolist()
-    assert own.parts == streamers[0].parts
 
 
 def test_what_cut_texts_report():

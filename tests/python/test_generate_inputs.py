@@ -135,7 +135,7 @@ BAD_PROMPTS: list[tuple[Any, dict[str, Any], str]] = [
     ({"input_ids": [1, 2]}, {}, r"dict with input_ids; .*\*\*inputs"),
     (None, {}, "input_ids is None; expected token ids"),
     (torch.ones(3, dtype=torch.long, device="meta"), {}, "meta device"),
-    (np.ma.masked_array([1, 2], [0, 1]), {}, "is a masked array"),
+    (np.ma.masked_array([1, 2], [0, 1]), {}, "is a masked numpy array"),
     ([], {}, "prompt is empty; expected one token or more"),
     ([[1], []], {}, "prompt 1 is empty"),
     ([[[1, 2]]], {}, r"shape \(1, 2\)"),

@@ -135,11 +135,14 @@ def _try_tree(target: Any, implementation: str) -> str | None:
     return None if matches else f"{name} does not keep to a four-dimensional mask"
 
 
-def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
+def find_batch_refusal(
+    target: Any, length: int | None = None, *, padded: bool = True
+) -> str | None:
     """Why texts cannot be decoded in a batch, or None; probed once per model.
 
     Args:
         target: see `lattice_bpd.verify.target.build_target`.
+        length: tokens of the longest text at its end, with drafts; None: any number.
         padded: whether texts of different lengths are read in one call.
     """
     name = type(target.base).__name__
@@ -149,6 +152,13 @@ def find_batch_refusal(target: Any, *, padded: bool = True) -> str | None:
         return None
     if target.is_recurrent:
         return f"{name} keeps a recurrent state, which cannot skip padding"
+    window = target.windows.by_cache_position
+    if window is not None and (length is None or length > window):
+        texts = "longer texts" if length is None else f"texts of up to {length} tokens"
+        return (
+            f"{name} has layers that see the last {window} cache positions, so they cannot see all "
+            f"of {texts} in a batch"
+        )
     refusal: str | None = target.refuses_tree() if target.sliding_window is not None else None
     if refusal is not None:
         return f"a batch over a sliding window needs four-dimensional masks: {refusal}"

@@ -236,7 +236,8 @@ class _Readings:
             (f"{_COPIES} copies", lambda: self._whole([self.ids] * _COPIES)),
         ]
         if self.source is None and not self.target.is_recurrent:
-            if not self.is_cut and find_batch_refusal(self.target) is None:
+            length = _PADDING + len(self.ids)
+            if not self.is_cut and find_batch_refusal(self.target, length) is None:
                 shapes.append(("padded", self._padded))
             for length in _choose_lengths(lengths):
                 shapes.append((f"chunks of {length}", partial(self._chunks, length)))

@@ -122,8 +122,6 @@ class CachedReader:
 
     def refuses_batch(self) -> str | None:
         """Why several texts cannot be read in one call; None where they can."""
-        if self.model.windows.by_cache_position is not None:
-            return f"{type(self.model.base).__name__} has windows that count padding"
         return find_batch_refusal(self.model)
 
     def read(self, cache: Rows, new: list[list[int]]) -> Tensor:

@@ -89,7 +89,6 @@ class CustomGenerate:
         drafter: see `lattice_bpd.decode.generate`, also for lm, layout and options.
         lm: n-gram LM over the target's token ids, or the small causal LM of "draft_model".
         layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step.
-        streamer: of `transformers`, used if `generate` has none.
         acceptance: acceptance rule, applied to processed logits. With a lossy rule the output
             differs from plain `generate`, and `lossless` of the results is False. None: Exact, or
             with `do_sample=True` Sampled, with seeds from torch's default generator.
@@ -113,7 +112,6 @@ class CustomGenerate:
         *,
         lm: Any = None,
         layout: str = "auto",
-        streamer: Any = None,
         acceptance: Acceptance | None = None,
         constraint: Any = None,
         cpu_kernels: bool = True,
@@ -129,8 +127,7 @@ class CustomGenerate:
             with errors_named(_WHERE, "decode"):
                 check_rule(acceptance)
         self.acceptance, self.constraint = acceptance, constraint
-        self.heads, self.layout, self.streamer = heads, layout, streamer
-        self.cpu_kernels = cpu_kernels
+        self.heads, self.layout, self.cpu_kernels = heads, layout, cpu_kernels
         self.config = read_config(_WHERE, drafter, options, lm)
         self.drafter: Any = drafter if self.config is None else None
         self.sources = DraftSources(lm, heads is not None)
@@ -163,8 +160,7 @@ class CustomGenerate:
             ValueError: a setting, input or processor that cannot be honored.
         """
         caller = find_arguments(self)
-        passed = caller.get("streamer")
-        streamer = self.streamer if passed is None else passed
+        streamer = caller.get("streamer")
         with (
             ending_stream(streamer),
             errors_named(_WHERE, "decode", "generate", "make_drafter"),
@@ -181,8 +177,6 @@ class CustomGenerate:
             refuse_inputs(model, input_ids, model_kwargs)
             refuse_sharded(model)
             limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
-            if streamer is not None and passed is None and len(input_ids) > 1:
-                streamer.put(input_ids.cpu())
             rules = rules_of_rows(
                 input_ids, limit, logits_processor, stopping_criteria, generation_config, streamer
             )
@@ -199,7 +193,6 @@ class CustomGenerate:
                 cpu_kernels=self.cpu_kernels,
                 layout=self.layout,
                 streamer=streamer if len(rules) == 1 else None,
-                streams_prompt=passed is None,
                 acceptance=self._rule(generation_config, len(rules)),
             )
             self.results = self._decode(drafting, input_ids, model_kwargs, options)

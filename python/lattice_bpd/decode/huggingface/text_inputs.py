@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lattice_bpd.decode.loop.arguments import is_batch
-from lattice_bpd.token_ids import integer_array
+from lattice_bpd.token_ids import integer_array, is_sequence_of_sequences
 
 
 @dataclass
@@ -45,12 +44,12 @@ def read_prompts(
         tokenizer: encodes strings; None if input_ids are token ids.
 
     Raises:
-        ValueError: shapes that do not match, or a masked array.
-        TypeError: neither text nor token ids, or text without a tokenizer.
+        ValueError: shapes that do not match.
+        TypeError: neither text nor token ids, a masked array, or text without a tokenizer.
     """
     _check_kind(input_ids, "input_ids")
     _refuse_messages(input_ids)
-    several = is_batch(input_ids)
+    several = is_sequence_of_sequences(input_ids)
     batch = input_ids if several else [input_ids]
     if several and isinstance(batch, Sequence) is hasattr(batch, "ndim"):
         raise TypeError(
@@ -60,7 +59,7 @@ def read_prompts(
     texts = [TextInput(_read_token_ids(prompt, tokenizer)) for prompt in batch]
     if attention_mask is None:
         return texts, several
-    if not is_batch(attention_mask):
+    if not is_sequence_of_sequences(attention_mask):
         attention_mask = [attention_mask]
     if len(attention_mask) != len(texts):
         raise ValueError(
@@ -81,7 +80,7 @@ def check_token_types(token_type_ids: Any, base: Any) -> None:
     """
     if token_type_ids is None:
         return
-    rows = token_type_ids if is_batch(token_type_ids) else [token_type_ids]
+    rows = token_type_ids if is_sequence_of_sequences(token_type_ids) else [token_type_ids]
     takes_types = "token_type_ids" in inspect.signature(base.forward).parameters
     has_table = hasattr(base.config, "type_vocab_size")
     if any(bool(np.any(np.asarray(row))) for row in rows) or (takes_types and not has_table):
@@ -107,18 +106,7 @@ def _read_token_ids(prompt: Any, tokenizer: Any) -> Tensor:
     _check_kind(prompt, "a prompt")
     if isinstance(prompt, str):
         prompt = _tokenize(prompt, tokenizer)
-    if getattr(prompt, "is_meta", False):
-        raise ValueError(
-            "generate: input_ids is on the meta device, which holds no values; expected token ids "
-            "in memory"
-        )
-    try:
-        ids = integer_array(prompt, "generate: a prompt")
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"generate: a prompt is {reprlib.repr(prompt)}; expected token ids or a string"
-        ) from error
-    return torch.from_numpy(ids.astype(np.int64))
+    return torch.from_numpy(integer_array(prompt, "generate: a prompt").astype(np.int64))
 
 
 def _tokenize(text: str, tokenizer: Any) -> Any:
@@ -164,11 +152,6 @@ def _check_kind(value: Any, name: str) -> None:
         raise TypeError(
             f"generate: {name} is a {type(value).__name__} with {', '.join(map(str, value))}; "
             f"expected its contents as arguments: generate(model, **inputs)"
-        )
-    if isinstance(value, np.ma.MaskedArray):
-        raise ValueError(
-            f"generate: {name} is a masked array, whose masked values would be read as tokens; "
-            "give a plain array, and attention_mask= if tokens are masked"
         )
     if value is None or not hasattr(value, "__len__"):
         raise TypeError(

@@ -29,7 +29,6 @@ class Options:
         stop_token_ids: decoding ends after the first of these, which is kept.
         layout: verification layout: "auto", "tree", "rows", or "chain", one draft.
         streamer: of `transformers`; receives the decoded tokens one at a time.
-        streams_prompt: whether it receives the prompt first.
         acceptance: acceptance rule.
         rules: logits processors and stopping criteria of each sequence; None: neither.
         prefill: reads the prompts, padded on the left, instead of the target's `read_prompts`;
@@ -50,7 +49,6 @@ class Options:
     stop_token_ids: frozenset[int] = frozenset()
     layout: str = "auto"
     streamer: Any = None
-    streams_prompt: bool = True
     acceptance: Acceptance = field(default_factory=Exact)
     rules: list[TextRules] | None = None
     prefill: Callable[[], tuple[LMOutput, Any]] | None = None
@@ -120,19 +118,3 @@ def ending_stream(streamer: Any) -> Iterator[None]:
     finally:
         if streamer is not None:
             streamer.end()
-
-
-def is_batch(prompts: Any) -> bool:
-    """Whether the argument is a batch, possibly with one prompt, rather than a prompt.
-
-    Args:
-        prompts: ints, a string, or several of either; a list or an array.
-    """
-    if hasattr(prompts, "ndim"):
-        return int(prompts.ndim) == 2
-    if isinstance(prompts, str):
-        return False
-    # a tensor of 0 dimensions has the method too
-    return (
-        len(prompts) > 0 and hasattr(prompts[0], "__len__") and getattr(prompts[0], "ndim", 1) > 0
-    )

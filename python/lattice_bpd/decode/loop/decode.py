@@ -22,7 +22,6 @@ from lattice_bpd.decode.loop.arguments import (
     Options,
     check_stop_tokens,
     ending_stream,
-    is_batch,
 )
 from lattice_bpd.decode.loop.engine import Engine
 from lattice_bpd.decode.loop.prompts import (
@@ -40,6 +39,7 @@ from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.decode.state.text_rules import RecordingSelector, TextRules, TokenRecords
 from lattice_bpd.extensions import CONSTRAINTS, load_extension
 from lattice_bpd.models.model_facts import described_once
+from lattice_bpd.token_ids import is_sequence_of_sequences
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.cpu_kernels import kernels_in_call
 from lattice_bpd.verify.cudnn import WITHOUT_CUDNN_ATTENTION
@@ -142,7 +142,7 @@ def decode(
         MemoryError: a call did not fit into memory.
     """
     with ending_stream(streamer), described_once():
-        several = is_batch(prompt)
+        several = is_sequence_of_sequences(prompt)
         prompts = prompt if several else [prompt]
         drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
         limit = check_int("decode: max_new_tokens", max_new_tokens, 1)
@@ -184,6 +184,8 @@ def decode_prompts(
         ValueError: options that contradict each other, and see `decode`.
     """
     _check_certificate(options)
+    if options.streamer is not None and len(prompts.tokens) == 1:
+        options.streamer.put(torch.tensor(prompts.tokens, device="cpu"))
     drafters = _one_for_each(drafter, len(prompts.tokens))
     # The last decoded token is never read by the target, so it needs no position.
     positions = model.max_positions

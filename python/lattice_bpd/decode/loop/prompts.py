@@ -71,14 +71,12 @@ def check_prompts(
 
 
 def check_texts(model: DraftingModel, prompts: Prompts, options: Options) -> None:
-    """Check that the target can decode the prompts, with these options; stream the prompt.
+    """Check that the target can decode the prompts, with these options.
 
     Raises:
         ValueError: it cannot.
         MemoryError: a probe of it did not fit.
     """
-    if options.streamer is not None and options.streams_prompt:
-        options.streamer.put(torch.tensor(prompts.tokens, device="cpu"))
     lengths, longest = prompts.lengths, max(prompts.lengths)
     action = f"read {len(lengths)} prompts of {longest} tokens"
     with describe_lack_of_memory(action, "decode fewer at once, or shorter ones"):
@@ -166,26 +164,9 @@ def _check_batch(model: DraftingModel, lengths: list[int], options: Options) -> 
         )
     # the model pads and masks the prompts that it prepares itself
     padded = min(lengths) < longest and options.prefill is None
-    refusal = (
-        target.limits.refuses_batch(
-            type(target.base).__name__, min(lengths), longest + max(options.limits)
-        )
-        or _exceeds_window(target, longest, options)
-        or find_batch_refusal(target, padded=padded)
-    )
+    length = longest + max(options.limits)
+    refusal = target.limits.refuses_batch(
+        type(target.base).__name__, min(lengths), length
+    ) or find_batch_refusal(target, length + options.max_draft_nodes, padded=padded)
     if refusal is not None:
         raise ValueError(f"decode: {refusal}; decode one prompt at a time")
-
-
-def _exceeds_window(target: Any, longest: int, options: Options) -> str | None:
-    """Why texts are too long for windows that count cache positions, or None."""
-    window = None if target.decoder_prompt else target.windows.by_cache_position
-    if window is None:
-        return None
-    length = longest + max(options.limits) + options.max_draft_nodes
-    if length <= window:
-        return None
-    return (
-        f"{type(target.base).__name__} has layers that see the last {window} cache positions, "
-        f"so they cannot see all of texts of up to {length} tokens in a batch"
-    )
