@@ -80,7 +80,7 @@ def test_tune_measures_and_copies_heads_from_beside(folder, tmp_path, monkeypatc
         timed.append(model.num_slots)
         return {0: 1.0, 200: 1.0}
 
-    monkeypatch.setattr("lattice_bpd.build.call_costs.measure_costs", measure)
+    monkeypatch.setattr("lattice_bpd_kim2024.record.heads.time_calls", measure)
     tune = ["tune", str(run), "--measure", str(folder / "plain"), "--chain-only", "--heads"]
     assert main([*tune, str(folder / "heads"), "-o", str(drafter)]) == 0
     assert timed == [4]

@@ -19,8 +19,6 @@ from lattice_bpd.verify.verification import verify_trees
 if TYPE_CHECKING:
     from lattice_bpd.decode.state.model import DraftingModel
 
-SIZES = (0, 1, 4, 8, 12, 18, 24, 36, 54, 72, 108, 144)
-ROUNDS = 15
 _CONTEXT = 64  # tokens before the measured call
 _FAR = 1 << 20  # more draft tokens than any call has
 
@@ -46,10 +44,9 @@ def interpolate_costs(costs: Mapping[int, float], sizes: Sequence[int]) -> npt.N
 
 def measure_costs(
     model: DraftingModel,
-    sizes: Sequence[int] = SIZES,
-    rounds: int = ROUNDS,
+    sizes: Sequence[int],
+    rounds: int,
     on_round: Callable[[], None] | None = None,
-    head_milliseconds: float = 0.0,
 ) -> dict[int, float]:
     """Time verifying calls of the target; sizes take turns, so that other load affects all alike.
 
@@ -58,7 +55,6 @@ def measure_costs(
         sizes: draft tokens of a call.
         rounds: timed calls of each size, after one call to warm up.
         on_round: called after each round.
-        head_milliseconds: of a call of the heads; added to each size above 0.
 
     Returns:
         Median milliseconds by draft tokens, made monotone as by `interpolate_costs`.
@@ -81,7 +77,6 @@ def measure_costs(
                 on_round()
     # The first call of a size may include compilation and allocation.
     medians = {size: float(np.median(of_size[1:] or of_size)) for size, of_size in times.items()}
-    medians = {size: cost + (head_milliseconds if size else 0.0) for size, cost in medians.items()}
     return dict(zip(sizes, interpolate_costs(medians, sizes).tolist(), strict=True))
 
 

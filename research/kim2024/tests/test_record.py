@@ -29,7 +29,7 @@ from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
 from lattice_bpd_kim2024.record import write
 from lattice_bpd_kim2024.record.files import load_manifest, read_record
-from lattice_bpd_kim2024.record.heads import record_text, time_heads
+from lattice_bpd_kim2024.record.heads import record_text, time_calls
 from lattice_bpd_kim2024.record.write import Prompt, RecordOptions, write_record
 
 OPTIONS = RecordOptions(top_k=6, max_new_tokens=11, texts_per_shard=4, batch_size=3)
@@ -222,6 +222,6 @@ def test_the_time_of_the_heads_is_part_of_calls_with_drafts(monkeypatch, reads):
     base.register_forward_hook(lambda *_: advance(4.0))
     base.transformer.register_forward_hook(lambda *_: advance(4.0))
     model = DraftingModel(base, heads if reads == "hidden states" else Heads())
-    costs = measure_costs(model, (0, 2, 5), 3, head_milliseconds=time_heads(model, 3))
+    costs = time_calls(model, (0, 2, 5), 3)
     assert costs[2] == costs[5] == costs[0] + 3e3
     assert measure_costs(DraftingModel(base), (0, 5), rounds=3) == {0: costs[0], 5: costs[0]}

@@ -278,7 +278,7 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     model.save_pretrained(tmp_path / "model")
     measured = ["tune", str(run), "--measure", str(tmp_path / "model"), "--chain-only"]
     with monkeypatch.context() as patch:
-        patch.setattr("lattice_bpd.build.call_costs.measure_costs", lambda *_, **__: FLAT)
+        patch.setattr("lattice_bpd_kim2024.record.heads.time_calls", lambda *_, **__: FLAT)
         three = str(tmp_path / "three.lm")
         assert main([*measured, "--lm", three, "-o", str(folder)]) == 0
     assert {path.name for path in folder.iterdir()} == {
@@ -309,7 +309,7 @@ def test_tune_measures_what_was_recorded(tmp_path, model, prompts, monkeypatch, 
         tmp_path / "run", model, [Prompt(ids) for ids in prompts[:6]],
         RecordOptions(top_k=8, max_new_tokens=8), model_name="my-model",
     )  # fmt: skip
-    monkeypatch.setattr("lattice_bpd.build.call_costs.measure_costs", lambda *_, **__: STEEP)
+    monkeypatch.setattr("lattice_bpd_kim2024.record.heads.time_calls", lambda *_, **__: STEEP)
     served = tmp_path / "served"
     command = ["tune", str(tmp_path / "run"), "--measure", str(tmp_path / "model"), "--chain-only",
                "-o", str(served)]  # fmt: skip

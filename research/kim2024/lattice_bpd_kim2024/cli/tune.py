@@ -165,20 +165,19 @@ def _folders(args: argparse.Namespace) -> dict[str, str]:
 def _costs(
     args: argparse.Namespace, watcher: ConsoleWatcher, manifests: Sequence[Manifest]
 ) -> dict[int, float]:
-    from lattice_bpd.build.call_costs import ROUNDS, measure_costs
     from lattice_bpd.build.job import read_costs
 
     if args.cost is not None:
         return read_costs(args.cost)
     from lattice_bpd.decode import DraftingModel
     from lattice_bpd_kim2024.cli.evaluate_options import is_encoder_decoder, load_model
-    from lattice_bpd_kim2024.record.heads import time_heads
+    from lattice_bpd_kim2024.record.heads import ROUNDS, time_calls
 
     loaded = load_model(args.measure, args.heads)
     model = loaded if is_encoder_decoder(loaded) else DraftingModel(loaded)
     _check_recorded(args, model, manifests)
     watcher.begin("timing calls of the target", ROUNDS + 1)
-    costs = measure_costs(model, on_round=watcher.advance, head_milliseconds=time_heads(model))
+    costs = time_calls(model, on_round=watcher.advance)
     watcher.end()
     return costs
 

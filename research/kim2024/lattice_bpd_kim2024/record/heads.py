@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lattice_bpd.build.call_costs import ROUNDS, context_length, now, token_text
+from lattice_bpd.build.call_costs import context_length, measure_costs, now, token_text
 from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from lattice_bpd.decode.state.model import DraftingModel
 
+SIZES = (0, 1, 4, 8, 12, 18, 24, 36, 54, 72, 108, 144)  # draft tokens of timed calls
+ROUNDS = 15
 _CHUNK_ELEMENTS = 1 << 24  # head logits computed at once: 64 MiB of float32
 
 
@@ -209,6 +211,17 @@ def read_states(
             state.features.append(read.features[0 if index == 0 else known - 1 : known])
         known += 1
         yield model.read_heads([state])
+
+
+def time_calls(
+    model: DraftingModel,
+    sizes: Sequence[int] = SIZES,
+    rounds: int = ROUNDS,
+    on_round: Callable[[], None] | None = None,
+) -> dict[int, float]:
+    """`measure_costs`, with the time of the heads where there are draft tokens."""
+    costs, heads = measure_costs(model, sizes, rounds, on_round), time_heads(model, rounds)
+    return {size: cost + (heads if size else 0.0) for size, cost in costs.items()}
 
 
 def time_heads(model: DraftingModel, rounds: int = ROUNDS) -> float:
