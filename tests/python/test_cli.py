@@ -245,6 +245,8 @@ def test_generate_errors(model_directory, tmp_path, capsys):
     NGramLM.train([[1, 2]], 2, vocab_size=99, smoothing="witten_bell").save(tmp_path / "small.lm")
     (broken := tmp_path / "broken").mkdir()
     (broken / "config.json").write_text("{}")
+    without_weights = shutil.copytree(model_directory, tmp_path / "without_weights")
+    (without_weights / "model.safetensors").unlink()
     cases = [
         ([broken], "broken: the tokenizer cannot be read"),
         (["nope"], "nope: no such folder; expected the folder of a causal LM of transformers, or "
@@ -264,7 +266,7 @@ def test_generate_errors(model_directory, tmp_path, capsys):
         ([model_directory, "--strategy", "tree", "--lm", model_directory],
          "is a directory; expected the file of an n-gram LM for strategy 'tree'; a causal LM is "
          "for 'draft_model' and 'neural'"),
-        ([broken, "--tokenizer", model_directory / "tokenizer.json"], "model cannot be"),
+        ([without_weights], "without_weights: the model cannot be read"),
         (["no-such/model"], "no-such/model: no such folder, and the hub does not provide it: "),
     ]  # fmt: skip
     for arguments, message in cases:

@@ -82,9 +82,6 @@ def add_parser(commands: Commands) -> None:
         "without TEXT to --prompt or --prompt-file",
     )  # fmt: skip
     parser.add_argument(
-        "--tokenizer", type=Path, help="its folder, or a tokenizer.json (default: MODEL's own)"
-    )
-    parser.add_argument(
         "--lm", type=Path,
         help="n-gram LM (default: MODEL/ngram.lm, if it exists); 'none' for none; for neural "
         "also the directory, for draft_model the directory or hub name, of a small causal LM "
@@ -131,10 +128,10 @@ def run(args: argparse.Namespace) -> None:
     if args.drafter is not None:
         _read_drafter(args)
     quiet_transformers()
-    tokenizer = _load_tokenizer(args, found)
+    tokenizer = found.load_tokenizer()
     decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     if args.chat:
-        ids = _encode_chat(prompt, tokenizer if args.tokenizer is None else found.load_tokenizer())
+        ids = _encode_chat(prompt, tokenizer)
     else:
         ids = list(tokenizer(prompt)["input_ids"])
     if not ids:
@@ -150,7 +147,7 @@ def run(args: argparse.Namespace) -> None:
     if isinstance(lm, NGramLM):
         name = str(args.lm or found.folder / "ngram.lm")
         check_same_ids(f"generate: {name}", "LM", lm.vocab_size, _vocab_size(model))
-    ends = find_stop_tokens(model, args.tokenizer or tokenizer)
+    ends = find_stop_tokens(model, tokenizer)
     drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
     constraint = _load_constraint(args, tokenizer, _vocab_size(model), ends)
     result, plain = _decode(
@@ -186,7 +183,7 @@ def _check_inputs(args: argparse.Namespace) -> tuple[str, Pretrained, DraftConfi
             "model.generate; expected none of them"
         )
     lm = None if args.strategy == "draft_model" else args.lm  # a draft model may be on the hub
-    for path in (args.drafter, lm, args.json_schema, args.tokenizer):
+    for path in (args.drafter, lm, args.json_schema):
         if path is not None and str(path) != "none" and not path.exists():
             raise FileNotFoundError(f"{path}: no such file or folder; check the path")
     if args.drafter is None:
@@ -215,16 +212,6 @@ def _read_prompt(args: argparse.Namespace) -> str:
         return files.read_filled(args.prompt_file)
     text = args.chat if is_message else args.prompt
     return files.decode_argument(text, "--chat" if is_message else "--prompt")
-
-
-def _load_tokenizer(args: argparse.Namespace, model: Pretrained) -> Any:
-    """The tokenizer of --tokenizer or the model, of transformers."""
-    if args.tokenizer is None:
-        return model.load_tokenizer()
-    if args.tokenizer.is_dir():
-        return find_pretrained(args.tokenizer, args.trust_remote_code).load_tokenizer()
-    make = require("transformers", "torch").PreTrainedTokenizerFast
-    return make(tokenizer_object=files.load_tokenizer(args.tokenizer))
 
 
 def _encode_chat(message: str, tokenizer: Any) -> list[int]:

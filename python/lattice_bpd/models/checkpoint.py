@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
@@ -227,7 +227,7 @@ def find_stop_tokens(model: Any, tokenizer: Any = None) -> frozenset[int]:
 
     Args:
         model: a causal LM or an encoder-decoder of `transformers`, or a BlockwiseLM.
-        tokenizer: of transformers; or its folder, or its file there, a Path.
+        tokenizer: of transformers.
 
     Returns:
         Token ids, 0..V-1; none if no source names any.
@@ -241,21 +241,8 @@ def find_stop_tokens(model: Any, tokenizer: Any = None) -> frozenset[int]:
             break
     else:
         ends = getattr(tokenizer, "eos_token_id", None)
-        if isinstance(tokenizer, Path):
-            ends = _read_eos(tokenizer if tokenizer.is_dir() else tokenizer.parent)
     if ends is None:
         return frozenset()
     limit = getattr(text_config, "vocab_size", None)
     ids = {int(token) for token in (ends if isinstance(ends, (list, tuple)) else [ends])}
     return frozenset(token for token in ids if token >= 0 and (limit is None or token < limit))
-
-
-def _read_eos(folder: Path) -> Any:
-    """The EOS token of a tokenizer's folder; None if it names none or cannot be loaded."""
-    for kind in (AutoTokenizer, PreTrainedTokenizerFast):  # the second for a class of its own
-        try:
-            tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception:  # many kinds
-            continue
-        return tokenizer.eos_token_id
-    return None

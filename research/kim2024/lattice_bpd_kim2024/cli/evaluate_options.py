@@ -66,7 +66,18 @@ def add_stop_tokens(options: RecordOptions, model: Any, tokenizer: Path) -> Reco
     if options.stop_token_ids is not None:
         return options
     base = model.target if is_encoder_decoder(model) else model
-    return replace(options, stop_token_ids=tuple(find_stop_tokens(base, tokenizer)))
+    own = load_own_tokenizer(tokenizer)
+    return replace(options, stop_token_ids=tuple(find_stop_tokens(base, own)))
+
+
+def load_own_tokenizer(path: Path) -> Any:
+    """The tokenizer of transformers in a folder, or beside a file; None if it cannot be loaded."""
+    from lattice_bpd.pretrained import find_pretrained
+
+    try:
+        return find_pretrained(path if path.is_dir() else path.parent).load_tokenizer()
+    except ValueError:
+        return None
 
 
 def read_prompts(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd_kim2024.cli.evaluate_options import (
     check_numbers,
     find_tokenizer,
+    load_own_tokenizer,
     parse_list,
     read_prompts,
 )
@@ -88,8 +89,8 @@ def run(args: argparse.Namespace) -> None:
     watcher.begin("sampling", len(rules) * (1 + len(lengths)) * len(prompts))
     runs = measure_speculation(
         model, draft_model, prompts, rules, lengths,  # type: ignore[arg-type]
-        max_new_tokens=args.max_new_tokens, stop_token_ids=find_stop_tokens(model, path),
-        on_text=watcher.advance,
+        max_new_tokens=args.max_new_tokens, on_text=watcher.advance,
+        stop_token_ids=find_stop_tokens(model, load_own_tokenizer(path)),
     )  # fmt: skip
     watcher.end()
     if args.json is not None:
