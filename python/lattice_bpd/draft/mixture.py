@@ -72,10 +72,6 @@ class TextStore:
     def __init__(self, max_tokens: int = 200_000) -> None:
         self._core = _core.TextStore(max_tokens)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles and copies hold the same texts."""
-        return _restore_store, (self._core.max_tokens, self.token_ids)
-
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
         """(T,) int32, the kept tokens; -1 ends a text."""
@@ -91,10 +87,3 @@ class TextStore:
             ValueError: a negative id.
         """
         self._core.add(np.ascontiguousarray(token_ids, np.int32))
-
-
-def _restore_store(max_tokens: int, token_ids: npt.NDArray[np.int32]) -> TextStore:
-    store = TextStore(max_tokens)
-    for text in split_texts(token_ids):
-        store.add(text)
-    return store

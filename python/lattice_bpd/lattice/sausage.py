@@ -123,18 +123,6 @@ class SausageLattice:
         lines += [f"  {self.num_slots} [shape=doublecircle];", "}"]
         return "\n".join(lines) + "\n"
 
-    def __copy__(self) -> SausageLattice:
-        """The lattice itself, since it is immutable."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SausageLattice:
-        """The lattice itself, since it is immutable."""
-        return self
-
-    def __reduce__(self) -> tuple[type[SausageLattice], tuple[Any, ...]]:
-        """Pickles hold the slots."""
-        return type(self), (list(zip(self.token_ids, self.scores, strict=True)),)
-
     def __repr__(self) -> str:
         """Slots with their best candidates, one per line."""
         lines = [f"SausageLattice({self.num_slots} slots, {self.num_paths:,} paths)"]

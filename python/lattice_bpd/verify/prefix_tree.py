@@ -66,13 +66,6 @@ class PrefixTree(_core.PrefixTree):
         _core.PrefixTree.__init__(tree, core)
         return tree
 
-    def __reduce__(self) -> tuple[Callable[..., PrefixTree], tuple[Any, ...]]:
-        """Pickles and copies hold the nodes, and for sampled trees all distributions."""
-        sampled = None
-        if self.sampled_from is not None:
-            sampled = [self.sampled_from(node) for node in range(len(self))]
-        return _rebuild, (self.token_ids, self.parents, self.log_probs, sampled)
-
     @classmethod
     def from_drafts(
         cls, exact_token: int, drafts: Sequence[Sequence[int]] | IntArray
@@ -208,21 +201,3 @@ class PrefixTree(_core.PrefixTree):
 def _integers(values: Any, name: str) -> Any:
     """An int64 array."""
     return integer_array(values, f"PrefixTree: {name}").astype(np.int64, copy=False)
-
-
-def _rebuild(
-    token_ids: list[int],
-    parents: list[int],
-    log_probs: npt.NDArray[np.float32] | None,
-    sampled: list[tuple[Any, Any] | None] | None,
-) -> PrefixTree:
-    """The tree of a pickle."""
-    if log_probs is None:
-        tree = PrefixTree(token_ids, parents)
-    else:
-        above = np.array(parents[1:], np.int64) - 1  # numbered without node 0
-        ids = np.array(token_ids[1:], np.int64)
-        tree = PrefixTree.from_nodes(token_ids[0], ids, above, len(token_ids), log_probs)
-    if sampled is not None:
-        tree.sampled_from = sampled.__getitem__
-    return tree

@@ -36,10 +36,6 @@ class CallCosts:
         self._relative = 1.0 + _PRIOR_SLOPE * np.array(SIZES)  # seconds / speed
         self._speed = 1.0
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A new one: times belong to a process and its machine."""
-        return type(self), ()
-
     def next_to_measure(self) -> int | None:
         """The size of the next step if it is to be measured; None if it may be any.
 

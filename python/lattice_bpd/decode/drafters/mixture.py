@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,16 +90,6 @@ class MixtureDrafter(Drafter):
         # The last proposal: first sequence, sequences, its calls, largest tree, when it was ready.
         self._step: tuple[weakref.ref[DecodeState], int, int, int, float] | None = None
         self._pause, self._next_pause = 0, _PAUSES[0]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles and copies have the same sources, without texts and costs."""
-        max_nodes = "auto" if self.sizes_by_cost else self.max_nodes
-        make = partial(
-            MixtureDrafter, self.lms, heads=self.has_heads, text=self.has_text, store=self.store,
-            target=self.num_predictions > 0, max_nodes=max_nodes, top_k=self.top_k,
-            gates=self.gates,
-        )  # fmt: skip
-        return make, ()
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A tree of the most probable prefixes for each state."""
