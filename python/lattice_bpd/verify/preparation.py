@@ -60,7 +60,7 @@ def find_reread(target: Any, prompt: Sequence[int], length: int, *, is_read: boo
     lengths = {first + 1, *(n for n in near if first < n <= length)}
     for tokens in sorted(lengths if is_read else {first, *lengths}):
         text = [*prompt, *[prompt[-1]] * (tokens - first)]
-        kind = _prepare(base, text, getattr(target, "shift", 0), is_first=tokens == first)
+        kind = _prepare(base, text, target.shift, is_first=tokens == first)
         if kind == "whole text" and tokens > first and reread is None:
             reread = tokens
         elif kind not in ("tokens", "whole text" if tokens == first else ""):

@@ -88,16 +88,17 @@ class Request:
 
         Raises:
             ValueError: prompts or settings that cannot be decoded.
+            TypeError: prompts that are not integers, or a model without `generate`.
         """
-        prompts = check_prompts(
-            self.model, [text.visible() for text in self.texts], beyond_positions=True
-        )
-        rule = self._rule()
         base: Any = self.model.target.base
-        settings = Options([], [], self.stop_token_ids or frozenset(), acceptance=rule, **options)
-        if not callable(getattr(base, "generate", None)):  # not a model of transformers
-            settings.limits = [self._limit(length) for length in prompts.lengths]
-            return check_prompts(self.model, [text.visible() for text in self.texts]), settings
+        if not callable(getattr(base, "generate", None)):
+            raise TypeError(
+                f"generate: {type(base).__name__} has no method `generate`, which prepares "
+                "settings and logits processors; expected a GenerationMixin; use "
+                "lattice_bpd.decode.decode"
+            )
+        check_prompts(self.model, [text.visible() for text in self.texts], beyond_positions=True)
+        settings = Options([], [], acceptance=self._rule(), **options)
         given = getattr(self.config, "cache_implementation", None)
         own = getattr(base.generation_config, "cache_implementation", None)
         # A checkpoint's own names where keys are kept, which changes tokens only if quantized.

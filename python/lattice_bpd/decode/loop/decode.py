@@ -36,7 +36,7 @@ from lattice_bpd.decode.state.constraint import ConstrainedText
 from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.decode.state.text_rules import RecordingSelector, TextRules, TokenRecords
+from lattice_bpd.decode.state.text_rules import RecordingSelector, TokenRecords
 from lattice_bpd.extensions import CONSTRAINTS, load_extension
 from lattice_bpd.models.model_facts import described_once
 from lattice_bpd.token_ids import is_sequence_of_sequences
@@ -377,16 +377,11 @@ def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector |
         for number, tokens in enumerate(prompts.tokens)
     ]
     rules = options.rules
-    if options.records is not None:
-        if rules is None:
-            pairs = zip(prompts.tokens, options.limits, strict=True)
-            rules = [TextRules.plain(tokens, limit) for tokens, limit in pairs]
-        texts = zip(rules, started, options.records, strict=True)
-        return [text_rules.start(selector, record) for text_rules, selector, record in texts]
-    if rules is not None and not all(text_rules.is_plain for text_rules in rules):
-        both = zip(rules, started, strict=True)
-        return [text_rules.start(selector) for text_rules, selector in both]
-    return started
+    if rules is None or (options.records is None and all(one.is_plain for one in rules)):
+        return started
+    records: Sequence[TokenRecords | None] = options.records or [None] * len(rules)
+    texts = zip(rules, started, records, strict=True)
+    return [one.start(selector, record) for one, selector, record in texts]
 
 
 def _recording(

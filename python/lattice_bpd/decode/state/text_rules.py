@@ -140,13 +140,6 @@ class TextRules:
     inputs: dict[str, Any] = field(default_factory=dict)
     batch: Any = None
 
-    @classmethod
-    def plain(cls, prompt: Sequence[int], max_new_tokens: int) -> TextRules:
-        """No processors and no criteria."""
-        config = GenerationConfig()  # type: ignore[no-untyped-call]
-        ids = torch.tensor(prompt, device="cpu")
-        return cls(ids, max_new_tokens, LogitsProcessorList(), StoppingCriteriaList(), config)
-
     @property
     def end_token_ids(self) -> frozenset[int]:
         """The tokens that end the text."""
