@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +25,17 @@ def folder(tmp_path: Path) -> Path:
     return make_folder(tmp_path)
 
 
-@pytest.mark.parametrize("stage", ["responses", "heads", "costs", "choice", "live"])
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [
+        ("responses", signal.SIGTERM), ("heads", signal.SIGTERM), ("costs", signal.SIGINT),
+        ("choice", signal.SIGINT), ("live", signal.SIGINT),
+    ],
+)  # fmt: skip
 def test_an_interrupt_at_any_stage(
-    stage: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    stage: str, number: int, folder: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     begin, advance, stages = ConsoleWatcher.begin, ConsoleWatcher.advance, [""]
 
     def note(self: ConsoleWatcher, name: str, total: int | None = None) -> None:
@@ -37,7 +45,7 @@ def test_an_interrupt_at_any_stage(
     def interrupt(self: ConsoleWatcher, *args: Any, **options: Any) -> None:
         advance(self, *args, **options)
         if stages[-1] == stage and self._done == min(3, self._total):
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
 
     with monkeypatch.context() as patched:
         patched.setattr(ConsoleWatcher, "begin", note)

@@ -14,7 +14,7 @@ import pytest
 
 from lattice_bpd import NGramLM
 
-SIGNALS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}
+SIGNALS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 130}
 COMMANDS = {
     "spill": "train {ids} --vocab-size 500 --order 3 --memory 5M -o {out}.lm",
     "prune": "prune {here}/in.lm --prune-to 8000 -o {out}.lm",

@@ -23,7 +23,6 @@ from lattice_bpd.extensions import add_commands
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
-_TERMINATED = 143
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; sys.argv's when None.
 
     Returns:
-        Exit status: 0; 2 for user errors (one line on stderr); 130 after an interrupt, 143 after
-        SIGTERM: both leave no temporary files, and existing outputs unchanged.
+        Exit status: 0; 2 for user errors (one line on stderr); 130 after an interrupt or SIGTERM,
+        which leave no temporary files, and existing outputs unchanged.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what the console's encoding lacks is escaped
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch loads: spinning OpenMP threads of two processes starve each other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        with _raising_on_sigterm():
+        with _interrupted_by_sigterm():
             args = _parse(sys.argv[1:] if argv is None else argv)
             args.run(args)
     except (ValueError, OSError, ImportError, MemoryError, RuntimeError) as error:
@@ -71,9 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("lattice-bpd: interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except _TerminatedError:
-        print("lattice-bpd: terminated", file=sys.stderr)
-        return _TERMINATED
     return 0
 
 
@@ -120,19 +116,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-class _TerminatedError(BaseException):
-    """Raised on SIGTERM, so that Python cleans up before it exits."""
-
-
 @contextmanager
-def _raising_on_sigterm() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise _TerminatedError
-
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM is KeyboardInterrupt, after which commands save what they have."""
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
