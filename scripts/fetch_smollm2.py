@@ -169,15 +169,13 @@ def convert(wheel: Path, scratch: Path, show: Progress) -> Path:
 @contextmanager
 def bar() -> Iterator[Progress]:
     """One bar for all stages on a terminal; else a line for each stage. On standard error."""
+    from rich import progress as rich
     from rich.console import Console
 
-    from lattice_bpd.cli.progress import make_bar
-
     console = Console(stderr=True, highlight=False)
-    progress = make_bar(
-        console,
-        [f"{NAME}: {{task.description}}", "BarColumn", "DownloadColumn", "TransferSpeedColumn",
-         "TimeElapsedColumn"],
+    progress = rich.Progress(
+        f"{NAME}: {{task.description}}", rich.BarColumn(bar_width=24), rich.DownloadColumn(),
+        rich.TransferSpeedColumn(), rich.TimeElapsedColumn(), console=console, transient=True,
     )  # fmt: skip
     stages: set[str] = set()
     task = progress.add_task("download", total=WHEEL_BYTES)

@@ -1,6 +1,7 @@
 """`lattice-bpd ngram`: counts and their progress, training, and the commands on LM files."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -61,6 +62,20 @@ def test_progress_without_a_terminal(monkeypatch, capsys):
     shown = re.compile(r"  1 of 1, [\d.]+/s, 0 s left, \d\.\d GB of memory  9 tokens").fullmatch
     assert any(map(shown, lines))
     assert any(line.startswith("text (MiB): 0.") for line in lines)
+
+
+def test_progress_on_a_terminal():
+    rich = pytest.importorskip("rich.console")
+    file = io.StringIO()
+    watcher = progress.ConsoleWatcher(
+        rich.Console(file=file, force_terminal=True, width=110), {"a": "the title"}
+    )
+    watcher.begin("a")
+    watcher.advance()
+    watcher.advance(4, "a note")
+    watcher.end()
+    shown = r"the title .* 2/4 .*[\d.]+/s, 0 s left, \d\.\d GB of memory  a note"
+    assert re.search(shown, re.sub(r"\x1b\[[\d;?]*\w", "", file.getvalue()))
 
 
 @pytest.mark.parametrize("command", ["train", "count"])

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,31 +63,32 @@ class ConsoleWatcher(Watcher):
         if not self.console.is_terminal:
             self.console.print(f"{self._title} ...")
             return
-        self._bar = make_bar(
-            self.console,
-            ["SpinnerColumn", "{task.description}", "BarColumn", "MofNCompleteColumn",
-             "{task.fields[rate]}", "{task.fields[left]}",
-             "{task.fields[memory]}", "{task.fields[note]}"],
+        rich = require("rich.progress", "train")
+        self._bar = rich.Progress(
+            rich.SpinnerColumn(), "{task.description}", rich.BarColumn(bar_width=24),
+            rich.MofNCompleteColumn(), "{task.fields[state]}", console=self.console, transient=True,
         )  # fmt: skip
         self._bar.start()
-        fields = dict.fromkeys(("rate", "left", "memory", "note"), "")
-        self._task = self._bar.add_task(self._title, total=total, **fields)
+        self._task = self._bar.add_task(self._title, total=total, state="")
 
     def advance(self, total: int | None = None, note: str = "", share: float | None = None) -> None:
         """Counts one finished step; see Watcher."""
         self._done += 1
         self._total = total or self._total
         now = time.perf_counter()
-        rate = f"{self._done / max(now - self._start, 1e-9):.1f}/s"
+        if self._bar is None and now - self._last < LINE_INTERVAL:
+            return
+        self._last, seconds = now, now - self._start
         share = share or self._done / (self._total or self._done)
-        left = f"{(now - self._start) * (1 / share - 1):.0f} s left" if self._total else ""
+        left = f", {seconds * (1 / share - 1):.0f} s left" if self._total else ""
+        rate = self._done / max(seconds, 1e-9)
+        state = f"{rate:.1f}/s{left}, {describe_memory()}  {note}".rstrip()
         if self._bar is not None:
-            shown = {"rate": rate, "left": left, "memory": describe_memory(), "note": note}
-            self._bar.update(self._task, advance=1, total=self._total or None, **shown)
-        elif now - self._last >= LINE_INTERVAL:
-            self._last = now
-            progress = f" of {self._total:,}, {rate}, {left}" if self._total else f", {rate}"
-            self.console.print(f"  {self._done:,}{progress}, {describe_memory()}  {note}".rstrip())
+            known = self._total or None
+            self._bar.update(self._task, completed=self._done, total=known, state=state)
+        else:
+            of_all = f" of {self._total:,}" if self._total else ""
+            self.console.print(f"  {self._done:,}{of_all}, {state}")
 
     def end(self) -> None:
         """Ends the stage."""
@@ -101,25 +102,6 @@ class ConsoleWatcher(Watcher):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def make_bar(console: Console, columns: Sequence[str]) -> Any:
-    """A transient progress bar.
-
-    Args:
-        console: the console.
-        columns: class names of `rich.progress`, or formats of text columns.
-    """
-    progress = require("rich.progress", "train")
-
-    def make_column(name: str) -> Any:
-        if "{" in name:
-            return progress.TextColumn(name)
-        return (
-            progress.BarColumn(bar_width=24) if name == "BarColumn" else getattr(progress, name)()
-        )
-
-    return progress.Progress(*map(make_column, columns), console=console, transient=True)
 
 
 class Heartbeat:
