@@ -16,10 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from lattice_bpd import _core
-from lattice_bpd.lattice import logits as device_module
 from lattice_bpd.lattice.logits import (
-    copy_to_device,
-    copy_to_host,
     pack_top_k,
     select_top_k,
     top_k_on_device,
@@ -96,37 +93,6 @@ def test_nan_and_infinity_are_refused(bad: float, token: int, top_k: int) -> Non
         top_k_on_device(torch.from_numpy(logits), top_k, False)
 
 
-class FakeStream:
-    """Counts how often it is waited for."""
-
-    def __init__(self) -> None:
-        self.waits = 0
-
-    def synchronize(self) -> None:
-        self.waits += 1
-
-
-class ClaimsCuda(torch.Tensor):
-    """A host tensor that says it is on an accelerator."""
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-
-@pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
-    """Page-locked buffers are plain ones, the current stream is a fake."""
-    stream = FakeStream()
-    monkeypatch.setattr(device_module, "_from_device", device_module._PinnedBuffer())
-    monkeypatch.setattr(device_module, "_to_device", device_module._PinnedBuffer())
-    monkeypatch.setattr(
-        device_module, "_allocate_pinned", lambda size, dtype: torch.empty(size, dtype=dtype)
-    )
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: stream)
-    return stream
-
-
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("log_softmax", [False, True])
 def test_packing_stays_on_the_device(kind: str, log_softmax: bool) -> None:
@@ -137,43 +103,3 @@ def test_packing_stays_on_the_device(kind: str, log_softmax: bool) -> None:
         assert (tuple(packed.shape), packed.dtype) == ((8, 16 + log_softmax), torch.int64)
         with pytest.raises(DataDependentOutputException):
             bool((rows < 0).all())  # that is what the test would catch
-
-
-def test_one_copy_down_into_a_buffer_that_is_reused(stream: FakeStream) -> None:
-    packed = torch.arange(12).reshape(3, 4).as_subclass(ClaimsCuda)
-    first = copy_to_host(packed)
-    assert first.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert stream.waits == 1
-    second = copy_to_host((packed[:2] + 1).as_subclass(ClaimsCuda))
-    assert second.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
-    assert np.shares_memory(first, second)
-    assert not np.shares_memory(first, copy_to_host(packed.repeat(2, 1).as_subclass(ClaimsCuda)))
-
-
-def test_one_copy_up_whose_buffer_waits_for_it(
-    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uploads: list[FakeStream] = []
-
-    def upload(buffer: Any, device: Any) -> tuple[Any, FakeStream]:
-        assert device == torch.device("cuda", 1)
-        uploads.append(FakeStream())
-        return buffer.clone(), uploads[-1]
-
-    monkeypatch.setattr(device_module, "_upload", upload)
-    rng = np.random.default_rng(0)
-    for _ in range(2):
-        arrays = (
-            rng.integers(-1, 99, (2, 3, 4), dtype=np.int32),
-            np.array([[1.5, -2.5, -INF]] * 2, np.float32),
-            np.array([2, 2], np.int32),
-            rng.random((1, 5, 5)) < 0.5,
-            np.zeros((2, 0), np.float32),
-            rng.standard_normal((3, 4)).T,
-        )
-        tensors = copy_to_device(arrays, torch.device("cuda", 1))
-        for tensor, array in zip(tensors, arrays, strict=True):
-            np.testing.assert_array_equal(tensor.numpy(), array)
-            assert tensor.numpy().dtype == array.dtype
-    assert [event.waits for event in uploads] == [1, 0]  # before the buffer was filled again
-    assert stream.waits == 0

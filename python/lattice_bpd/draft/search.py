@@ -17,7 +17,6 @@ from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import (
     Candidates,
     check_shape,
-    copy_to_device,
     is_torch_tensor,
     select_top_k,
 )
@@ -95,7 +94,9 @@ class Search(NamedTuple):
     def _on_device(self, arrays: Sequence[Any]) -> Sequence[Any]:
         if self.device is None:
             return arrays
-        return copy_to_device(arrays, self.device)
+        import torch
+
+        return [torch.from_numpy(array).to(self.device) for array in arrays]
 
 
 def check_search(

@@ -1,28 +1,24 @@
 """Validation of head logits and exact top-k selection on their device.
 
 On the host the C++ core selects in one pass over the caller's memory, with any strides. On an
-accelerator torch selects, and only k columns are copied to the host, with one small copy there and
-one back:
+accelerator torch selects, and only k columns are copied to the host, in one small copy:
 
     accelerator                               host
     logits (B*H, V)
       -> 64-bit keys -> topk  (B*H, k)  --->  token ids, scores; NaN and +inf are detected
                                               search
-    drafts                    <-------------  one block: token ids, scores, counts ..
+    drafts                    <-------------  token ids, scores, counts ..
 
 A key is a logit's bits in an order-preserving form, followed by the complement of the token id:
 candidates are sorted by descending score, ties by ascending token id. Nothing else synchronizes
-with the accelerator. Page-locked buffers are kept per thread and reused. Where torch runs a model
-on the CPU, the core's parallel work is on torch's threads.
+with the accelerator. Where torch runs a model on the CPU, the core's parallel work is on torch's
+threads.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import sys
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -47,31 +43,6 @@ _NAN = 0x7FFFFFFF  # greater than every number
 _TYPES = "float32, float16 or bfloat16"
 
 
-class _PinnedBuffer(threading.local):
-    """A page-locked buffer per thread that grows to the largest request."""
-
-    def __init__(self) -> None:
-        self._buffer: torch.Tensor | None = None
-        self._in_use: torch.cuda.Event | None = None
-
-    def take(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """(size,) elements, after the last copy that used them has finished."""
-        if self._in_use is not None:
-            self._in_use.synchronize()
-            self._in_use = None
-        if self._buffer is None or self._buffer.numel() < size:
-            self._buffer = _allocate_pinned(size, dtype)
-        return self._buffer[:size]
-
-    def release_after(self, event: torch.cuda.Event) -> None:
-        """Delays the next use of the buffer until the event."""
-        self._in_use = event
-
-
-_from_device = _PinnedBuffer()
-_to_device = _PinnedBuffer()
-
-
 def top_k_on_device(
     logits: torch.Tensor, top_k: int, log_softmax: bool, skip_bad_rows: bool = False
 ) -> tuple[Int32Array, Float32Array]:
@@ -92,7 +63,7 @@ def top_k_on_device(
     """
     packed = pack_top_k(logits.detach().reshape(-1, logits.shape[-1]), top_k, log_softmax)
     shape = (*logits.shape[:-1], top_k)
-    token_ids, scores = unpack_top_k(copy_to_host(packed), top_k, skip_bad_rows)
+    token_ids, scores = unpack_top_k(packed.cpu().numpy(), top_k, skip_bad_rows)
     return token_ids.reshape(shape), scores.reshape(shape)
 
 
@@ -137,73 +108,6 @@ def unpack_top_k(
         total = packed[:, top_k:].astype(np.int32).view(np.float32)
         scores = scores - np.where(np.isinf(total), np.float32(0), total)  # all tokens masked
     return token_ids, scores
-
-
-def copy_to_host(packed: torch.Tensor) -> Int64Array:
-    """Copies a tensor to the host and synchronizes.
-
-    The result may be in a buffer of the calling thread, valid until the thread's next call.
-    """
-    if not packed.is_cuda:
-        return packed.cpu().numpy()
-    import torch
-
-    buffer = _from_device.take(packed.numel(), packed.dtype).view(packed.shape)
-    buffer.copy_(packed, non_blocking=True)
-    torch.cuda.current_stream(packed.device).synchronize()
-    return buffer.numpy()
-
-
-def copy_to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Copies arrays to the device, asynchronously and in one block.
-
-    Args:
-        arrays: Arrays of any shapes, and of types that torch supports.
-        device: The device of the head logits.
-
-    Returns:
-        Tensors of the same shapes and types; on an accelerator they share one block of memory.
-    """
-    import torch
-
-    if device.type != "cuda":
-        return [torch.from_numpy(array).to(device) for array in arrays]
-    starts = [0, *itertools.accumulate(_aligned(array.nbytes) for array in arrays)]
-    buffer = _to_device.take(starts[-1], torch.uint8)
-    memory = buffer.numpy()
-    for array, start in zip(arrays, starts, strict=False):
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        memory[start : start + array.nbytes] = flat
-    block, copied = _upload(buffer, device)
-    _to_device.release_after(copied)
-    return [
-        block[start : start + array.nbytes]
-        .view(torch.from_numpy(array[:0]).dtype)
-        .view(array.shape)
-        for array, start in zip(arrays, starts, strict=False)
-    ]
-
-
-def _aligned(num_bytes: int) -> int:
-    """Rounded up to 16 bytes, so that the next array may have any type."""
-    return -(-num_bytes // 16) * 16
-
-
-def _allocate_pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
-    import torch
-
-    return torch.empty(size, dtype=dtype, pin_memory=True, device="cpu")
-
-
-def _upload(buffer: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Copies the buffer to the device; returns an event after which it may be reused."""
-    import torch
-
-    with torch.cuda.device(device):
-        block = buffer.to(device, non_blocking=True)
-        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-    return block, event
 
 
 @cache
