@@ -518,15 +518,7 @@ def _read_header(path: StrPath) -> bytes:
 
 def _load_again(path: str, header: bytes) -> NGramLM:
     """Restores an LM from a pickled path."""
-    try:
-        lm = NGramLM.load(path)
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"{path}: a pickled LM is mapped from this file, which cannot be opened "
-            f"({os.strerror(error.errno or 0)}); put it back, or load an LM from another file",
-            path,
-        ) from None
+    lm = NGramLM.load(path)
     if lm._file != (path, header):
         raise _core.FormatError(
             f"{path}: the file holds another LM than when it was pickled; put that one back, or "
