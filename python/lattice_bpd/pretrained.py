@@ -178,28 +178,13 @@ def find_pretrained(name: str | Path | Pretrained, trust_remote_code: bool = Fal
     try:
         folder = hub.snapshot_download(match[1], revision=match[2], allow_patterns=patterns)
     except Exception as error:  # the hub's errors, and those of connections, are of many kinds
+        reason = " ".join(str(error).split())
         raise FileNotFoundError(
-            f"{name}: no such folder, and the hub does not provide it: {_explain(hub, error)}"
+            f"{name}: no such folder, and the hub does not provide it ({reason}); expected a "
+            "folder, or OWNER/NAME or OWNER/NAME@REVISION of a causal LM that you may read (log "
+            "in: hf auth login)"
         ) from error
     return Pretrained(match[1], Path(folder), Path(folder).name, trust_remote_code, is_cached)
-
-
-def _explain(hub: Any, error: Exception) -> str:
-    """What the hub refused, and what to do."""
-    errors = hub.errors
-    known = (
-        (errors.GatedRepoError, "access to it must be granted; ask for it on the model's page, and "
-         "log in: hf auth login"),
-        (errors.RepositoryNotFoundError, "there is none of this name that you may read; check the "
-         "name, or log in if it is private: hf auth login"),
-        (errors.RevisionNotFoundError, "it has no such revision; expected a branch, tag or commit"),
-        (errors.LocalEntryNotFoundError, "the hub cannot be reached, and the cache does not have "
-         "it; check the network and HF_HUB_OFFLINE, or give a folder"),
-    )  # fmt: skip
-    for kind, text in known:
-        if isinstance(error, kind):
-            return text
-    return f"{' '.join(str(error).split())}; expected the folder or hub name of a causal LM"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

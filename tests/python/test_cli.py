@@ -73,7 +73,7 @@ def model_directory(tokenizer_file, tmp_path_factory):
 
     import torch
 
-    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd.train.corpus import read_tokenizer
     from lattice_bpd_kim2024.small_models import build_small_gpt
 
     torch.set_num_threads(1)
@@ -82,7 +82,7 @@ def model_directory(tokenizer_file, tmp_path_factory):
     model = build_small_gpt(300, hidden_size=32, num_layers=1, num_heads=4, max_positions=64)
     model.save_pretrained(directory)
     shutil.copy(tokenizer_file, directory / "tokenizer.json")
-    ids = load_tokenizer(tokenizer_file).encode(TEXT).ids
+    ids = read_tokenizer(tokenizer_file).encode(TEXT).ids
     NGramLM.train([ids], 2, vocab_size=300).save(directory / "ngram.lm")
     return directory
 
@@ -267,7 +267,7 @@ def test_generate_errors(model_directory, tmp_path, capsys):
          "is a directory; expected the file of an n-gram LM for strategy 'tree'; a causal LM is "
          "for 'draft_model' and 'neural'"),
         ([without_weights], "without_weights: the model cannot be read"),
-        (["no-such/model"], "no-such/model: no such folder, and the hub does not provide it: "),
+        (["no-such/model"], "no-such/model: no such folder, and the hub does not provide it ("),
     ]  # fmt: skip
     for arguments, message in cases:
         status, _, err = run(capsys, "generate", *arguments, "--prompt", "the")

@@ -282,11 +282,11 @@ def test_a_revision(results: dict[Any, Any], root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gated/model", "access to it must be granted"),
-        ("private/model", "log in if it is private: hf auth login"),
-        ("no/x", "there is none of this name"),
-        ("own/template@v3", "it has no such revision"),
-        ("not cached", "the hub cannot be reached, and the cache does not have it"),
+        ("gated/model", "Cannot access gated repo"),
+        ("private/model", "that you may read (log in: hf auth login)"),
+        ("no/x", "the hub does not provide it (401 Client Error. Repository Not Found"),
+        ("own/template@v3", "Revision Not Found"),
+        ("not cached", "Cannot find an appropriate cached snapshot"),
         (("untrusted", "code"), "own/code: the model needs Python code"),
         (("untrusted", "tokenizer-code"), "own/tokenizer-code: the tokenizer needs Python code"),
     ],
