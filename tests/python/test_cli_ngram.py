@@ -52,6 +52,27 @@ def test_count_merge_and_train(tmp_path, capsys):
     assert "direct.lm: order 2, vocabulary 5, " in capsys.readouterr().out
 
 
+def test_evaluation_tokenizes_as_training_does(capsys):
+    """Without the special tokens that a tokenizer adds to texts."""
+    library = pytest.importorskip("tokenizers")
+    ids = {word: number for number, word in enumerate(Path("words.txt").read_text().split())}
+    tokenizer = library.Tokenizer(library.models.WordLevel(ids, unk_token="the"))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = library.processors.TemplateProcessing(
+        single="the $A", special_tokens=[("the", 0)]
+    )
+    tokenizer.save("tokenizer.json")
+    options = ["--boundaries", "line", "--smoothing", "absolute", "--unseen", "uniform"]
+    scores = []
+    for name in ("words.txt", "tokenizer.json"):
+        run("train", "a.txt", "--order", 2, "--tokenizer", name, *options, "-o", "a.lm")
+        capsys.readouterr()
+        run("evaluate", "a.lm", "--text", "b.txt", "--tokenizer", name, "--json")
+        scores.append(json.loads(capsys.readouterr().out))
+    assert scores[0] == scores[1]
+    assert scores[0]["tokens"] == 4  # three words and </s>
+
+
 def test_progress_without_a_terminal(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr("lattice_bpd.train.corpus._STEP", 20)

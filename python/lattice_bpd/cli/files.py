@@ -16,10 +16,8 @@ from lattice_bpd.atomic_files import is_special
 from lattice_bpd.cli.threads import limit_threads
 from lattice_bpd.extensions import require
 from lattice_bpd.pretrained import Pretrained, find_pretrained
-from lattice_bpd.train.corpus import read_tokenizer
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedModel
 
 _is_hub_name = re.compile(r"[\w.-]+/[\w.-]+").fullmatch
@@ -106,14 +104,6 @@ def check_output(path: Path, *, takes_devices: bool = False) -> None:
         ) from None
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer of the `tokenizers` library, from a file or a model's folder."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file; expected a tokenizer.json, or its folder")
-    tokenizer: Tokenizer = read_tokenizer(path)
-    return tokenizer
-
-
 def load_causal_lm(model: Path | Pretrained, option: str = "") -> PreTrainedModel:
     """A causal LM in evaluation mode: of `transformers` (a blockwise model too).
 
@@ -157,10 +147,15 @@ def to_device(model: Any) -> Any:
 def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]:
     """The sequences of a text, (T_i,) integers each.
 
+    Args:
+        path: token ids, or text with a sequence on each line.
+        tokenizer: of text, see `load_encoder`; None: the file has token ids.
+
     Raises:
         OSError: a file cannot be read.
         ValueError: no text, a line that does not consist of token ids, or another format.
     """
+    from lattice_bpd.train.corpus import load_encoder
     from lattice_bpd.train.id_files import map_npy
 
     if path.suffix == ".npy":
@@ -168,7 +163,7 @@ def read_sequences(path: Path, tokenizer: Path | None) -> list[npt.NDArray[Any]]
         return list(ids) if ids.ndim == 2 else [ids]
     lines = [line for line in read_filled(path).split("\n") if line.strip()]
     if tokenizer is not None:
-        return [np.array(e.ids, np.int32) for e in load_tokenizer(tokenizer).encode_batch(lines)]
+        return load_encoder(str(tokenizer)).encode(lines)
     sequences: list[npt.NDArray[Any]] = []
     for number, line in enumerate(lines, 1):
         try:

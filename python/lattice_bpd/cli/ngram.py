@@ -153,7 +153,7 @@ def _add_text_option(parser: Parser, name: str, text: str, *, required: bool) ->
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FILE",
-        help="tokenizer.json for plain text, one sequence per line",
+        help="tokenizer of plain text, one sequence per line, as for `ngram train`",
     )  # fmt: skip
 
 

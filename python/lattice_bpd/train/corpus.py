@@ -91,24 +91,15 @@ def read_tokenizer(path: Path) -> Any:
     """A tokenizer of the `tokenizers` library, without padding and truncation.
 
     Args:
-        path: a tokenizer.json, or a model's folder.
+        path: a tokenizer.json.
 
     Raises:
         ImportError: `tokenizers` is not installed (extra `train`).
         OSError: no such file.
-        FormatError: the file is not a tokenizer, or the folder has one in Python code.
+        FormatError: the file is not a tokenizer.
     """
     library = require("tokenizers", "train")
-    if path.is_dir():
-        made = find_pretrained(path).load_tokenizer()
-        if not hasattr(made, "backend_tokenizer"):
-            raise FormatError(
-                f"{path}: the tokenizer is {type(made).__name__}, which is Python code; expected "
-                "one of the tokenizers library"
-            )
-        data = made.backend_tokenizer.to_str().encode()
-    else:
-        data = read_bytes(path)
+    data = read_bytes(path)
     try:
         tokenizer = library.Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises bare Exception

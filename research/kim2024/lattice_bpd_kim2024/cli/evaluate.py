@@ -20,6 +20,7 @@ from lattice_bpd_kim2024.cli.evaluate_options import (
     load_folders,
     load_lms,
     load_rescorers,
+    load_tokenizer,
     make_record_options,
     name_files,
     parse_list,
@@ -196,7 +197,6 @@ def _quick_source(args: argparse.Namespace, watcher: ConsoleWatcher) -> Source:
 
 
 def _user_source(args: argparse.Namespace) -> Source:
-    from lattice_bpd.cli.files import load_tokenizer
     from lattice_bpd_kim2024.demo.quick import Source
     from lattice_bpd_kim2024.tasks import find_task
 

@@ -70,6 +70,33 @@ def add_stop_tokens(options: RecordOptions, model: Any, tokenizer: Path) -> Reco
     return replace(options, stop_token_ids=tuple(find_stop_tokens(base, own)))
 
 
+def load_tokenizer(path: Path) -> Tokenizer:
+    """A tokenizer of the `tokenizers` library, from a file or a model's folder.
+
+    Raises:
+        OSError: there is none.
+        FormatError: the file is not a tokenizer, or the folder has one in Python code.
+    """
+    from lattice_bpd import FormatError
+    from lattice_bpd.pretrained import find_pretrained
+    from lattice_bpd.train.corpus import read_tokenizer
+
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file; expected a tokenizer.json, or its folder")
+    if not path.is_dir():
+        return read_tokenizer(path)  # type: ignore[no-any-return]
+    made = find_pretrained(path).load_tokenizer()
+    tokenizer: Tokenizer | None = getattr(made, "backend_tokenizer", None)
+    if tokenizer is None:
+        raise FormatError(
+            f"{path}: the tokenizer is {type(made).__name__}, which is Python code; expected one "
+            "of the tokenizers library"
+        )
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
 def load_own_tokenizer(path: Path) -> Any:
     """The tokenizer of transformers in a folder, or beside a file; None if it cannot be loaded."""
     from lattice_bpd.pretrained import find_pretrained

@@ -12,6 +12,7 @@ from lattice_bpd_kim2024.cli.evaluate_options import (
     find_folders,
     find_tokenizer,
     load_folders,
+    load_tokenizer,
     make_record_options,
     read_prompts,
 )
@@ -52,7 +53,6 @@ def run(args: argparse.Namespace) -> None:
 
     require("pyarrow", "lattice-bpd-kim2024")
     require("torch", "lattice-bpd-kim2024")
-    from lattice_bpd.cli.files import load_tokenizer
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd_kim2024.record.write import TextProgress, write_record
 

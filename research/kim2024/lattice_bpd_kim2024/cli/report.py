@@ -129,7 +129,7 @@ def _scorer(args: argparse.Namespace, results: dict[str, Any], notes: list[str])
 
 def _show_token(args: argparse.Namespace, record: Record, notes: list[str]) -> Callable[[int], str]:
     """Text of a token id; the id itself without a tokenizer."""
-    from lattice_bpd.cli.files import load_tokenizer
+    from lattice_bpd_kim2024.cli.evaluate_options import load_tokenizer
 
     file = args.tokenizer or record.manifest.tokenizer
     try:

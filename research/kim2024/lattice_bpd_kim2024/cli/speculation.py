@@ -11,6 +11,7 @@ from lattice_bpd_kim2024.cli.evaluate_options import (
     check_numbers,
     find_tokenizer,
     load_own_tokenizer,
+    load_tokenizer,
     parse_list,
     read_prompts,
 )
@@ -67,7 +68,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> None:
     """Measure, print and write."""
     from lattice_bpd.atomic_files import write_text
-    from lattice_bpd.cli.files import check_output, load_causal_lm, load_tokenizer
+    from lattice_bpd.cli.files import check_output, load_causal_lm
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
     from lattice_bpd.models.checkpoint import find_stop_tokens
     from lattice_bpd.verify import Rejection, Sampled, parse_acceptance
