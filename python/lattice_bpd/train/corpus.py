@@ -123,13 +123,10 @@ class BpeEncoder:
         self.name = str(path)
         self._tokenizer = read_tokenizer(path)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
-        self._encode_batch: Callable[..., list[Any]] = getattr(
-            self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch
-        )
 
     def encode(self, texts: Sequence[str]) -> list[Int32Array]:
         """See Encoder."""
-        encodings = self._encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
 
