@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import glob
 import json
 import os
 import secrets
@@ -19,11 +17,11 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path next to `path` that is renamed to it at the end of the block.
+    """A temporary path that is flushed to the disk and renamed to `path` at the end of the block.
 
-    Readers see the old file or the new one. If the block raises, the temporary file is removed and
-    `path` is untouched. Symbolic links are followed. Devices, pipes and sockets, such as
-    /dev/stdout, are written directly: the path of the block is `path`.
+    Readers see the old file or the new one, also with several writers at once. If the block raises,
+    the temporary file is removed and `path` is untouched. Symbolic links are followed. Devices,
+    pipes and sockets, such as /dev/stdout, are written directly: the path of the block is `path`.
 
     Raises:
         OSError: The file cannot be written.
@@ -32,12 +30,23 @@ def replacing(path: Path) -> Iterator[Path]:
         yield path
         return
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}")
+    folder = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        yield temporary
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with temporary_folder(folder):
+            temporary = folder / target.name
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())  # the rename is not to reach the disk before the file
+            temporary.replace(target)
+    except OSError as error:
+        if not str(error.filename or folder).startswith(str(folder)):  # of another file
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(
+            error.errno,
+            f"cannot write {path}: {reason}; what was there before is untouched",
+            os.fspath(path),
+        ) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -49,43 +58,6 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
     """Replaces a file by JSON; see :func:`replacing`."""
     write_text(path, json.dumps(value, indent=indent) + "\n")
-
-
-@contextmanager
-def replacing_durably(path: Path) -> Iterator[Path]:
-    """As :func:`replacing`, for large files and concurrent writers.
-
-    The temporary file is in a folder named after the process, next to `path`; folders of
-    processes that were killed are removed. It is flushed to the disk before it is renamed.
-    Symbolic links are followed; devices, pipes and sockets are refused.
-
-    Raises:
-        OSError: The file cannot be written, or `path` is not a regular file.
-    """
-    if path.is_dir() or is_special(path):
-        number = errno.EISDIR if path.is_dir() else errno.EINVAL
-        raise OSError(
-            number,
-            f"cannot replace {path}: it is not a regular file; what was there before is untouched",
-            os.fspath(path),
-        )
-    target = Path(os.path.realpath(path))
-    folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        _remove_leftovers(target)
-        with temporary_folder(folder):
-            temporary = folder / target.name
-            yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())  # the rename is not to reach the disk before the file
-            temporary.replace(target)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise OSError(
-            error.errno,
-            f"cannot write {path}: {reason}; what was there before is untouched",
-            os.fspath(path),
-        ) from None
 
 
 @contextmanager
@@ -165,21 +137,3 @@ def check_header(value: Any, name: str, version: int) -> dict[str, Any]:
     if header != (name, version):
         raise ValueError(f"format and version are {header}; expected {(name, version)}")
     return {key: item for key, item in value.items() if key not in ("format", "version")}
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Removes the folders of processes that were killed while they wrote the file."""
-    for folder in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        process = folder.name.removeprefix(f".{path.name}.").removesuffix(".tmp")
-        if process.isdecimal() and not _is_running(int(process)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

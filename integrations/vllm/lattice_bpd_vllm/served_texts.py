@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd import _core
-from lattice_bpd.atomic_files import replacing_durably
+from lattice_bpd.atomic_files import replacing
 from lattice_bpd.draft.mixture import split_texts
 from lattice_bpd_vllm.options import CONFIG_KEY
 
@@ -82,7 +82,7 @@ class ServedTexts:
                 f"texts{n}": store.tokens() for n, (_, store) in enumerate(stores)
             }
             try:
-                with replacing_durably(self._file) as temporary, temporary.open("wb") as output:
+                with replacing(self._file) as temporary, temporary.open("wb") as output:
                     np.savez(
                         output, format=np.array(_FORMAT), vocab_size=np.array(self._vocab_size),
                         tenants=np.array([name for name, _ in stores], np.str_), **texts,

@@ -246,12 +246,12 @@ def _to_json(utterance: str, result: RescoredLattice) -> str:
 
 
 def _write(path: Path | None, texts: Iterator[str]) -> None:
-    from lattice_bpd.atomic_files import replacing_durably
+    from lattice_bpd.atomic_files import replacing
 
     if path is None:
         for text in texts:
             sys.stdout.write(text)
         return
-    with replacing_durably(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for text in texts:
             file.write(text)

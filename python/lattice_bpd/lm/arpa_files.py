@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lattice_bpd import _core
-from lattice_bpd.atomic_files import replacing_durably, temporary_folder
+from lattice_bpd.atomic_files import replacing, temporary_folder
 from lattice_bpd.lm.training import native_path
 from lattice_bpd.text_input import GZIP, ZSTD, read_chunks, refuse_foreign
 from lattice_bpd.vocabulary import StrPath
@@ -65,14 +66,17 @@ def write_gzip(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a gzip file; the same text gives the same bytes.
 
     Args:
-        path: The .gz file, replaced durably.
+        path: The .gz file, replaced as a whole.
         write: Writes the plain text to the path passed to it.
 
     Raises:
         OSError: It cannot be written; an existing file is untouched.
     """
-    with replacing_durably(path) as temporary:
-        plain = temporary.with_name("plain.tmp")
+    with (
+        replacing(path) as temporary,
+        temporary_folder(temporary.with_name(f".{secrets.token_hex(8)}.tmp")) as folder,
+    ):
+        plain = folder / "plain.arpa"
         write(plain)
         with (
             plain.open("rb") as text,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lattice_bpd import _core
-from lattice_bpd.atomic_files import replacing_durably
+from lattice_bpd.atomic_files import replacing
 from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, write_gzip
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import optional_id
@@ -159,7 +159,7 @@ def write_lm(
     else:
         empty = np.zeros(0, np.int32)
         data = lm._core.to_fst_bytes(empty, True, False, True, kind == "const-fst")
-        with replacing_durably(target) as temporary:
+        with replacing(target) as temporary:
             temporary.write_bytes(data)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.atomic_files import check_header, replacing_durably
+from lattice_bpd.atomic_files import check_header, replacing
 from lattice_bpd.watcher import Watcher
 
 _FORMAT, _VERSION = "lattice_bpd.checkpoint", 1
@@ -160,7 +160,7 @@ class Trainer:
         """Replaces a checkpoint."""
         content = io.BytesIO()  # torch hides what went wrong when it writes a file
         torch.save(self.state(), content)
-        with replacing_durably(path) as temporary:
+        with replacing(path) as temporary:
             temporary.write_bytes(content.getbuffer())
 
     def load(self, path: Path) -> dict[str, Any] | None:

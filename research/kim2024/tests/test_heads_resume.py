@@ -37,7 +37,7 @@ def die() -> None:
 
 
 def killed_while_saving():
-    replacing = trainer.replacing_durably
+    replacing = trainer.replacing
 
     @contextlib.contextmanager
     def replacing_half(path):
@@ -46,7 +46,7 @@ def killed_while_saving():
             if path.exists():
                 die()
 
-    trainer.replacing_durably = replacing_half
+    trainer.replacing = replacing_half
 
 
 def killed_at_the_end():
