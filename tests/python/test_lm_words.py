@@ -35,7 +35,7 @@ def test_words_are_a_section_of_the_file(tmp_path: Path) -> None:
     assert read.words == WORDS
     np.testing.assert_array_equal(read.score([0, 1, 3]), plain.score([0, 1, 3]))
     sections = {
-        section.name: section.bytes for section in describe_lm(tmp_path / "words.lm").sections
+        section["name"]: section["bytes"] for section in describe_lm(tmp_path / "words.lm").sections
     }
     assert sections["words"] == sum(len(word.encode()) + 1 for word in WORDS)
 

@@ -160,7 +160,8 @@ def test_values_of_every_storage_width(
         small = lm.quantize(bits)
         small.save(tmp_path / "small.lm")
         levels = describe_lm(tmp_path / "small.lm").levels
-        limit = max(level.log_prob_error for level in levels) + sum(v.backoff_error for v in levels)
+        limit = max(level["log_prob_error"] for level in levels)
+        limit += sum(level["backoff_error"] for level in levels)
         assert limit > 0 or bits > 8
         loaded = NGramLM.load(tmp_path / "small.lm")
         for text in queries:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -176,47 +177,25 @@ _SECTIONS = (
     "unlisted ids",
     "words",
 )
-
-
-@dataclass(frozen=True)
-class LevelInfo:
-    """One order of an LM.
-
-    Attributes:
-        order: n.
-        ngrams: number of n-grams; of symbols for order 1.
-        bytes: their total size.
-        form: bytes of key, log probability, backoff and first child per n-gram.
-        log_prob_error: largest change of a log probability by quantization, in nats.
-        backoff_error: the same for backoff weights.
-    """
-
-    order: int
-    ngrams: int
-    bytes: int
-    form: tuple[int, int, int, int]
-    log_prob_error: float
-    backoff_error: float
-
-
-@dataclass(frozen=True)
-class SectionInfo:
-    """One section of an LM file, with the checksum of its bytes."""
-
-    name: str
-    order: int
-    offset: int
-    bytes: int
-    checksum: int
+_PARTS = ("key", "log_prob", "backoff", "child")
 
 
 @dataclass(frozen=True)
 class LmInfo:
-    """The levels of an LM and, if it comes from a file, the sections of the file."""
+    """The content of an LM file.
+
+    Attributes:
+        vocab_size: V.
+        levels: for each order: ``ngrams``, their number (of symbols for order 1), and ``bytes``,
+            their total size; ``key_bytes``, ``log_prob_bytes``, ``backoff_bytes``, ``child_bytes``
+            of each; ``log_prob_error``, ``backoff_error``: the largest changes by quantization, in
+            nats.
+        sections: ``name``, ``order``, ``offset``, ``bytes``, ``checksum`` of each.
+    """
 
     vocab_size: int
-    levels: list[LevelInfo]
-    sections: list[SectionInfo]
+    levels: list[dict[str, Any]]
+    sections: list[dict[str, Any]]
 
     @property
     def order(self) -> int:
@@ -226,17 +205,17 @@ class LmInfo:
     @property
     def num_ngrams(self) -> int:
         """The number of n-grams of all orders."""
-        return sum(level.ngrams for level in self.levels)
+        return sum(level["ngrams"] for level in self.levels)
 
     @property
     def bytes_per_ngram(self) -> float:
         """Mean size of an n-gram in bytes."""
-        return sum(level.bytes for level in self.levels) / self.num_ngrams
+        return float(sum(level["bytes"] for level in self.levels) / self.num_ngrams)
 
     @property
     def is_quantized(self) -> bool:
         """Whether any number was changed by quantization."""
-        return any(level.log_prob_error or level.backoff_error for level in self.levels)
+        return any(level["log_prob_error"] or level["backoff_error"] for level in self.levels)
 
     def lines(self) -> Iterator[str]:
         """The lines of a table."""
@@ -246,45 +225,30 @@ class LmInfo:
             f"{self.bytes_per_ngram:.2f} bytes each, {form}"
         )
         yield "order       n-grams  bytes each  key+prob+backoff+child   error of prob  of backoff"
-        for level in self.levels:
-            fields = "+".join(map(str, level.form))
+        for order, level in enumerate(self.levels, 1):
+            fields = "+".join(str(level[f"{part}_bytes"]) for part in _PARTS)
             yield (
-                f"{level.order:5} {level.ngrams:13,} {level.bytes / level.ngrams:11.2f}  "
-                f"{fields:>22}  {level.log_prob_error:14.6f} {level.backoff_error:11.6f}"
+                f"{order:5} {level['ngrams']:13,} {level['bytes'] / level['ngrams']:11.2f}  "
+                f"{fields:>22}  {level['log_prob_error']:14.6f} {level['backoff_error']:11.6f}"
             )
         for section in self.sections:
             yield (
-                f"  order {section.order} {section.name:18} {section.bytes:13,} bytes at "
-                f"{section.offset:13,}  checksum {section.checksum:016x}"
+                "  order {order} {name:18} {bytes:13,} bytes at {offset:13,}  checksum "
+                "{checksum:016x}".format(**section)
             )
 
 
-def describe_lm(lm: NGramLM | str | os.PathLike[str]) -> LmInfo:
-    """Describes an LM, or an LM file after verifying its checksums.
+def describe_lm(path: str | os.PathLike[str]) -> LmInfo:
+    """Describes an LM file after verifying its checksums.
 
     Raises:
         OSError: the file cannot be opened.
         FormatError: it is not an LM file, or is damaged.
     """
-    sections: list[SectionInfo] = []
-    if not isinstance(lm, NGramLM):
-        path = Path(lm)
-        lm = NGramLM.load(path, verify=True)
-        sections = [_section(*entry) for entry in _core.list_sections(os.fspath(path))]
-    levels = [
-        LevelInfo(
-            order,
-            level["ngrams"],
-            level["bytes"],
-            tuple(level[f"{name}_bytes"] for name in ("key", "log_prob", "backoff", "child")),
-            level["log_prob_error"],
-            level["backoff_error"],
-        )
-        for order, level in enumerate(_core.describe_levels(lm._core), 1)
-    ]
-    return LmInfo(lm.vocab_size, levels, sections)
-
-
-def _section(kind: int, order: int, offset: int, size: int, checksum: int) -> SectionInfo:
-    name = _SECTIONS[kind] if kind < len(_SECTIONS) else f"kind {kind}"
-    return SectionInfo(name, order, offset, size, checksum)
+    lm = NGramLM.load(path, verify=True)
+    sections = []
+    for kind, *values in _core.list_sections(os.fspath(path)):
+        name = _SECTIONS[kind] if kind < len(_SECTIONS) else f"kind {kind}"
+        fields = zip(("order", "offset", "bytes", "checksum"), values, strict=True)
+        sections.append({"name": name, **dict(fields)})
+    return LmInfo(lm.vocab_size, _core.describe_levels(lm._core), sections)
