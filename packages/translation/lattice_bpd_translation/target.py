@@ -173,10 +173,6 @@ class Seq2SeqTarget:
             ).last_hidden_state
         return LMOutput(self.embedding(hidden), hidden)
 
-    def max_draft_length(self, position: int) -> int | None:
-        """See CausalLMTarget."""
-        return self.limits.max_draft_length(position)
-
     def allows_parts(self, length: int) -> bool:  # noqa: ARG002
         """See CausalLMTarget."""
         return False

@@ -154,10 +154,6 @@ class CausalLMTarget:
         layers = self.feature_layers
         return call_forward(self.base, self.embedding, inputs, layers, needs_hidden=False)
 
-    def max_draft_length(self, position: int) -> int | None:
-        """The longest draft after the exact token, the token `position` of the text, or None."""
-        return self.limits.max_draft_length(position + self.shift)
-
     def find_limits(self, length: int) -> None:
         """Find the limits of calls in texts of up to `length` tokens, drafts included.
 

@@ -88,7 +88,7 @@ class DecodeState:
             longest = model.max_positions - length
         limits = model.target.limits
         if limits.boundaries or limits.capacity is not None:
-            of_call = model.target.max_draft_length(length - 1)
+            of_call = limits.max_draft_length(length - 1 + model.target.shift)
             if of_call is not None and of_call < longest:
                 longest = of_call
         self.max_draft_length = longest if longest > 0 else 0
