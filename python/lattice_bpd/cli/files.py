@@ -105,7 +105,7 @@ def check_output(path: Path, *, takes_devices: bool = False) -> None:
 
 
 def load_causal_lm(model: Path | Pretrained, option: str = "") -> PreTrainedModel:
-    """A causal LM in evaluation mode: of `transformers` (a blockwise model too).
+    """A causal LM in evaluation mode: of `transformers`, also in a folder with heads.
 
     Args:
         model: its folder, or OWNER/NAME on the hub; or what was found.
@@ -140,7 +140,7 @@ def to_device(model: Any) -> Any:
         with describe_lack_of_memory("put the model on the GPU", "use a smaller one, or free it"):
             return model.to("cuda")
     limit_threads()
-    use_cpu_kernels(getattr(model, "base", model))
+    use_cpu_kernels(model)
     return model
 
 

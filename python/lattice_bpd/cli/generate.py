@@ -1,4 +1,4 @@
-"""`lattice-bpd generate`: decode a prompt with a blockwise model and print statistics."""
+"""`lattice-bpd generate`: decode a prompt with a causal LM and print statistics."""
 
 from __future__ import annotations
 
@@ -143,15 +143,17 @@ def run(args: argparse.Namespace) -> None:
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
-    model = _load_model(found, args.heads)
+    heads = _load_heads(args.heads, found.folder)
+    model = files.to_device(files.load_causal_lm(found))
+    vocab_size = int(model.config.get_text_config().vocab_size)
     if isinstance(lm, NGramLM):
         name = str(args.lm or found.folder / "ngram.lm")
-        check_same_ids(f"generate: {name}", "LM", lm.vocab_size, _vocab_size(model))
+        check_same_ids(f"generate: {name}", "LM", lm.vocab_size, vocab_size)
     ends = find_stop_tokens(model, tokenizer)
     drafter = None if args.drafter is None else load_drafter(args.drafter, lm)
-    constraint = _load_constraint(args, tokenizer, _vocab_size(model), ends)
+    constraint = _load_constraint(args, tokenizer, vocab_size, ends)
     result, plain = _decode(
-        args, model, ids, drafter or config, lm=lm if drafter is None else None,
+        args, model, ids, drafter or config, heads=heads, lm=lm if drafter is None else None,
         max_new_tokens=args.max_new_tokens, stop_token_ids=ends, acceptance=rule,
         constraint=constraint, certificate="report" if args.certificate is not None else False,
     )  # fmt: skip
@@ -236,9 +238,8 @@ def _decode(
     from lattice_bpd.build.live import generate_plainly
 
     limit, stops = options["max_new_tokens"], options["stop_token_ids"]
-    base = getattr(model, "base", model)
-    generate_plainly(base, ids, limit, stops)  # first calls are slow
-    return generate(model, ids, drafter, **options), generate_plainly(base, ids, limit, stops)
+    generate_plainly(model, ids, limit, stops)  # first calls are slow
+    return generate(model, ids, drafter, **options), generate_plainly(model, ids, limit, stops)
 
 
 def _read_drafter(args: argparse.Namespace) -> None:
@@ -269,19 +270,11 @@ def _read_drafter(args: argparse.Namespace) -> None:
         args.heads = path.parent
 
 
-def _load_model(model: Pretrained, heads: Path | None) -> Any:
-    """The BlockwiseLM of a model and the heads of --heads or its folder; without, the causal LM."""
-    from lattice_bpd.models import BlockwiseLM
-    from lattice_bpd.models.checkpoint import has_heads
+def _load_heads(folder: Path | None, model: Path) -> Any:
+    """The heads of --heads, or of the model's folder; None: it has none."""
+    from lattice_bpd.models.checkpoint import has_heads, load_heads
 
-    if heads is not None or has_heads(model.folder):
-        return files.to_device(BlockwiseLM.from_pretrained(model, heads))
-    return files.to_device(files.load_causal_lm(model))
-
-
-def _vocab_size(model: Any) -> int:
-    """V of a BlockwiseLM or a causal LM."""
-    return int(getattr(model, "base", model).config.get_text_config().vocab_size)
+    return load_heads(folder or model) if folder is not None or has_heads(model) else None
 
 
 def _load_lm(args: argparse.Namespace, directory: Path) -> Any:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd.models.forward import call_forward
 from lattice_bpd.models.head_files import identify
+from lattice_bpd.models.hooks import device_of
+from lattice_bpd.models.lm_call import build_inputs, inner_call_is_exact
 from lattice_bpd.token_ids import Int64Array
 from lattice_bpd.train.responses.collect import Exchange
 from lattice_bpd.watcher import Watcher
@@ -114,13 +116,12 @@ class StateFile:
         keys = [_key(one.prompt, one.response) for one in exchanges]
         missing = [one for one, key in zip(exchanges, keys, strict=True) if key not in self._starts]
         watcher.begin("states", len(missing))
-        lm = BlockwiseLM(self._model, num_heads=2)
         lengths = [len(one.prompt) + len(one.response) for one in missing]
         total, done = sum(lengths), 0
         for batch in batch_by_length(lengths, _TOKENS):
             texts = [missing[number] for number in batch]
             done += sum(lengths[number] for number in batch)
-            for one, states in zip(texts, _read(lm, texts), strict=True):
+            for one, states in zip(texts, _read(self._model, texts), strict=True):
                 self.add(one.prompt, one.response, states)
                 watcher.advance(share=done / total)  # the longest are read first
         watcher.end()
@@ -140,13 +141,31 @@ def batch_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
+def read_hidden(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
+    """The states of whole texts from which heads predict, and on which they are trained.
+
+    Args:
+        model: a decoder-only causal LM with an output embedding.
+        input_ids: (B, T) int64. Ids are not checked, since that would synchronize a GPU.
+
+    Returns:
+        (B, T, D) float, what enters the output embedding; see `lattice_bpd.models.forward`.
+    """
+    embedding = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    inputs = build_inputs(model, input_ids, use_cache=False)
+    if inner_call_is_exact(model, embedding):
+        hidden: Tensor = model.base_model(**inputs).last_hidden_state
+        return hidden
+    return call_forward(model, embedding, inputs).hidden
+
+
 @torch.inference_mode()
-def _read(lm: BlockwiseLM, exchanges: Sequence[Exchange]) -> list[Tensor]:
+def _read(model: PreTrainedModel, exchanges: Sequence[Exchange]) -> list[Tensor]:
     """(T_i, D) states of the responses of a batch; texts are padded on the right."""
     texts = [[*one.prompt, *one.response[:-1]] for one in exchanges]
     longest = max(map(len, texts))
-    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=lm.device)
-    hidden = lm.hidden_states(ids)
+    rows = [text + [0] * (longest - len(text)) for text in texts]
+    hidden = read_hidden(model, torch.tensor(rows, device=device_of(model)))
     return [hidden[row, len(one.prompt) - 1 : len(texts[row])] for row, one in enumerate(exchanges)]
 
 
