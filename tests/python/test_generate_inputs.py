@@ -178,7 +178,7 @@ BAD_OPTIONS: list[tuple[str, Any, str]] = [
     ("drafter", "ngram", "'ngram' needs an LM; give lm="),
     ("drafter", "tree", "'tree' needs draft heads and the model has none; give heads="),
     ("drafter", "draft_model", "'draft_model' needs an LM; give lm=, a small causal LM with the t"),
-    ("lm", torch.nn.Linear(1, 1), "an NGramLM; .*causal LM is for 'draft_model', 'neural' and 'p_"),
+    ("lm", torch.nn.Linear(1, 1), "an NGramLM; .*causal LM is for 'draft_model' and 'neural'"),
     ("acceptance", TopKMatch, "acceptance is"),
     ("certificate", "yes", "certificate is 'yes'"),
     ("constraint", 3, "constraint is a int"),

@@ -220,7 +220,7 @@ def test_errors_of_generate_responses() -> None:
     assert list(generate_responses(model, [], NEW)) == []
     with pytest.raises(ValueError, match="max_new_tokens is 0"):
         list(generate_responses(model, [[3]], 0))
-    with pytest.raises(ValueError, match="prompt 1 has shape"):
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
         list(generate_responses(model, [[3], []], NEW))
     with pytest.raises(ValueError, match="token id 64"):
         list(generate_responses(model, [[3], [64]], NEW))
