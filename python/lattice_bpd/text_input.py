@@ -83,8 +83,8 @@ _FOREIGN = (
     _Foreign(rb"\xff\xfe|\xfe\xff", "UTF-16 text",
              "convert it: iconv -f UTF-16 -t UTF-8 {file} > {stem}.utf8"),
     _Foreign(rb"mmap lm http://kheafield\.com/code", "a binary LM of KenLM",
-             "take the ARPA file that it was built from: lattice-bpd ngram from-kenlm {stem}.arpa "
-             "{stem}.lm"),
+             "take the ARPA file that it was built from: lattice-bpd ngram convert {stem}.arpa "
+             "{stem}.lm --words"),
     _Foreign(LM_MAGIC, "an n-gram LM of lattice-bpd",
              "NGramLM.load reads it; convert it to ARPA: lattice-bpd ngram convert {file} "
              "{stem}.arpa"),

@@ -11,7 +11,7 @@ import pytest
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.lm import read_arpa_words, read_kenlm, read_lm, write_lm
+from lattice_bpd.lm import read_arpa_words, read_lm, write_lm
 from oracles import LN10, read_arpa
 from small_arpa import SMALL_ARPA
 
@@ -163,17 +163,31 @@ def test_both_symbols_of_one_id_are_written_and_read_back(
         np.testing.assert_allclose(back.score(row, eos=True), lm.score(row, eos=True), atol=1e-6)
 
 
-def test_words_that_an_arpa_file_lacks_are_named_with_the_sum(tmp_path: Path) -> None:
+def test_words_that_an_arpa_file_lacks_are_named_with_the_sum(tmp_path: Path, capsys: Any) -> None:
     lm = NGramLM.train([[0, 1], [1, 2]], 2, vocab_size=4, unk_id=3, smoothing="witten_bell",
                        unseen="uniform")  # fmt: skip
     lm.to_arpa(tmp_path / "lm.arpa", vocab=["a", "b", "c", "<unk>"])
     unknown = np.exp(lm.log_prob(3, bos=False))
     with pytest.warns(UserWarning, match=r"2 of 5 token ids .* sum to (\S+)") as caught:
-        back, words = read_kenlm(tmp_path / "lm.arpa", ["a", "b", "c", "d", "e"])
-    assert len(words) == back.vocab_size == 5
+        back = read_lm(tmp_path / "lm.arpa", vocab=["a", "b", "c", "d", "e"])
+    assert back.vocab_size == 5
+    assert back.words is None
     stated = float(str(caught[0].message).split("sum to ")[1].split()[0])
     assert stated == pytest.approx(1 + 2 * unknown, abs=1e-4)
-    read_kenlm(tmp_path / "lm.arpa", ["a", "b", "c"])  # no warning
+    arguments = ["ngram", "convert", str(tmp_path / "lm.arpa"), str(tmp_path / "lm.lm")]
+    (tmp_path / "vocab.txt").write_text("a\nb\nc\nd\ne\n")
+    assert main([*arguments, "--vocab", str(tmp_path / "vocab.txt"), "--words"]) == 0
+    assert "note: " in (note := capsys.readouterr().err)
+    assert "2 of 5 token ids are not among its words" in note
+    assert NGramLM.load(tmp_path / "lm.lm").words == ["a", "b", "c", "d", "e"]
+
+
+def test_ids_of_special_symbols_are_not_missing_words(boundary_lm: NGramLM, tmp_path: Path) -> None:
+    words = [f"w{token}" for token in range(10)]
+    boundary_lm.to_arpa(tmp_path / "lm.arpa", vocab=words)
+    back = read_lm(tmp_path / "lm.arpa", vocab=words, words=True, bos_id=9, eos_id=9)  # no warning
+    assert back.words == words
+    np.testing.assert_allclose(back.score([1, 2, 9]), boundary_lm.score([1, 2, 9]), atol=1e-6)
 
 
 WORDS = ["le", "café", "naïf", "ça"]
@@ -197,6 +211,10 @@ def write(path: Path, data: str | bytes, packed: bool = False) -> Path:
     return path
 
 
+def read_words_of(path: Path) -> NGramLM:
+    return read_lm(path, words=True)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_another_encoding_is_refused_with_what_to_do(
     packed: bool, small_lm: NGramLM, tmp_path: Path, capsys: Any
@@ -206,16 +224,16 @@ def test_another_encoding_is_refused_with_what_to_do(
     message = rf"x\.arpa:\d+: the word .caf\\xe9.*not in vocab.*{hint}"
     with pytest.raises(FormatError, match=message):
         NGramLM.from_arpa(path, vocab=WORDS)
-    for read in (read_arpa_words, read_kenlm):
+    for read in (read_arpa_words, read_words_of):
         with pytest.raises(FormatError, match=rf"x\.arpa: the word b'caf\\xe9' is no text{hint}"):
             read(path)
-    assert main(["ngram", "from-kenlm", str(path), str(tmp_path / "y.lm")]) == 2
+    assert main(["ngram", "convert", str(path), str(tmp_path / "y.lm"), "--words"]) == 2
     advice = re.search(hint, capsys.readouterr().err.strip())
     assert advice is not None
     plain = write(tmp_path / "plain.arpa", in_words(WORDS).encode("latin-1"))
     converted = subprocess.run([*advice[1].split(), str(plain)], stdout=subprocess.PIPE, check=True)
-    lm, words = read_kenlm(write(path, converted.stdout, packed))
-    assert words == WORDS
+    lm = read_words_of(write(path, converted.stdout, packed))
+    assert lm.words == WORDS
     np.testing.assert_array_equal(lm.score(TEXT), small_lm.score(TEXT))
 
 
@@ -236,7 +254,7 @@ def test_gzipped_text_is_written_whole_and_the_same_each_time(
 READERS: dict[str, Any] = {
     "from_arpa": NGramLM.from_arpa,
     "read_lm": read_lm,
-    "read_kenlm": read_kenlm,
+    "read_lm of words": read_words_of,
     "read_arpa_words": read_arpa_words,
 }
 

@@ -71,14 +71,12 @@ LINES: list[tuple[str, str, dict[str, Any]]] = [
     ("ngram merge in.lm in.lm -o out --heldout ids.txt --tokenizer t.json --threads 2",
      "lattice_bpd.cli.ngram.read_sequences lattice_bpd.NGramLM.tune_weights",
      {"path": Path("ids.txt"), "tokenizer": Path("t.json"), "threads": 2}),
-    (f"ngram convert in.lm out --vocab t.json --vocab-size 9 {IDS} --quantize 8 "
+    (f"ngram convert in.lm out --vocab t.json --words --vocab-size 9 {IDS} --quantize 8 "
      "--to arpa", f"{CONVERT}read_lm",
-     {**NAMED, "vocab": Path("t.json"), "vocab_size": 9}),
+     {**NAMED, "vocab": Path("t.json"), "words": True, "vocab_size": 9}),
     ("ngram convert in.lm out --vocab t.json --quantize 8 --to arpa",
      f"lattice_bpd.NGramLM.quantize {CONVERT}write_lm",
      {"bits": 8, "to": "arpa", "vocab": Path("t.json")}),
-    ("ngram from-kenlm in.arpa out --vocab t.json --write-vocab v",
-     f"{CONVERT}read_kenlm", {"vocab": Path("t.json")}),
     ("ngram evaluate in.lm --text ids.txt --tokenizer t.json --no-bos --no-eos --threads 2 --json",
      "lattice_bpd.cli.ngram.read_sequences lattice_bpd.NGramLM.evaluate",
      {"tokenizer": Path("t.json"), "bos": False, "eos": False, "threads": 2}),

@@ -10,7 +10,7 @@ import pytest
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.lm import describe_lm, read_kenlm, write_lm
+from lattice_bpd.lm import describe_lm, read_lm, write_lm
 from lattice_bpd.train import train_corpus, word_corpus
 
 WORDS = ["the", "Grüße", "日本", "0"]
@@ -62,13 +62,19 @@ def test_changed_lms_keep_their_words(tmp_path: Path) -> None:
 def test_arpa_has_the_words(tmp_path: Path) -> None:
     lm = make_lm().with_words(WORDS)
     lm.to_arpa(tmp_path / "words.arpa")
-    again, words = read_kenlm(tmp_path / "words.arpa")
+    again = read_lm(tmp_path / "words.arpa", words=True)
+    words = again.words or []
     assert sorted(words) == sorted(WORDS)
-    assert again.words == words  # one file is a model
     ids = [words.index(word) for word in WORDS]
     np.testing.assert_allclose(again.score(ids, eos=True), lm.score(range(4), eos=True), rtol=1e-6)
     write_lm(lm, tmp_path / "words.arpa.gz")
-    assert read_kenlm(tmp_path / "words.arpa.gz")[1] == words
+    assert read_lm(tmp_path / "words.arpa.gz", words=True).words == words
+    assert main(["ngram", "convert", f"{tmp_path}/words.arpa", f"{tmp_path}/x.lm", "--words"]) == 0
+    assert NGramLM.load(tmp_path / "x.lm").words == words
+    write_lm(lm, tmp_path / "lm.fst")
+    assert read_lm(tmp_path / "lm.fst", vocab=WORDS, words=True).words == WORDS
+    with pytest.raises(ValueError, match=r"lm\.fst: an OpenFst file has no .*; expected vocab$"):
+        read_lm(tmp_path / "lm.fst", vocab_size=4, words=True)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ FOREIGN = {
     "UTF-16": (TEXT.encode("utf-16"), "UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
     "UTF-32": (TEXT.encode("utf-32"), "UTF-32 text", "iconv -f UTF-32"),
     "Git LFS": (POINTER.encode(), "a pointer of Git LFS", "git lfs pull --include"),
-    "KenLM": (KENLM, "binary LM of KenLM", "lattice-bpd ngram from-kenlm"),
+    "KenLM": (KENLM, "binary LM of KenLM", "lattice-bpd ngram convert .*--words"),
     "pickle": (pickle.dumps(TEXT), "a pickle", "another file"),
     "GGUF": (b"GGUF\x03\0\0\0", "a GGUF model", "another file"),
     "safetensors": (b"\x10\0\0\0\0\0\0\0" + b'{"a":{}}', "a safetensors file", "another file"),

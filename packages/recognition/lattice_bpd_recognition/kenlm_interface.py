@@ -93,7 +93,7 @@ class Model(_core.WordScorer):
 
     Args:
         path: ARPA text (plain, or compressed by gzip or zstd), or an LM file that has words: of
-            ``ngram train --words``, ``ngram from-kenlm`` or :meth:`save`.
+            ``ngram train --words``, ``ngram convert --words`` or :meth:`save`.
         config: ignored; see Config.
 
     Raises:
@@ -219,7 +219,7 @@ def read_word_lm(path: str | os.PathLike[str], *, need_words: bool = True) -> NG
         if need_words and lm._core.words is None:
             raise _core.FormatError(
                 f"{name}: the LM has token ids without words; expected one of ngram train --words "
-                "or ngram from-kenlm, or give it words (NGramLM.with_words) and save it"
+                "or ngram convert --words, or give it words (NGramLM.with_words) and save it"
             )
         return lm
     with open_arpa(name) as plain:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ import numpy as np
 from lattice_bpd import NGramLM
 from lattice_bpd.cli import ngram_corpus
 from lattice_bpd.cli.files import check_output, read_sequences
+from lattice_bpd.cli.ngram_corpus import print_notes
 from lattice_bpd.cli.options import add_command, add_options, parse_size, pick
 from lattice_bpd.cli.progress import timed_step
 from lattice_bpd.extensions import add_commands
@@ -34,11 +33,8 @@ _MERGE_EXAMPLE = """examples:
 _CONVERT_EXAMPLE = """examples:
   lattice-bpd ngram convert corpus.lm corpus.arpa.gz
   lattice-bpd ngram convert words.arpa corpus.lm --vocab encoder.json --quantize 8
+  lattice-bpd ngram convert words.arpa corpus.lm --words
   lattice-bpd ngram convert corpus.lm corpus.fst --to const-fst
-"""
-_KENLM_EXAMPLE = """example:
-  lmplz -o 4 --text corpus.txt --arpa corpus.arpa
-  lattice-bpd ngram from-kenlm corpus.arpa corpus.lm --write-vocab corpus.vocab
 """
 _INFO_EXAMPLE = """example:
   lattice-bpd ngram info corpus.lm
@@ -47,7 +43,7 @@ _EVALUATE_EXAMPLE = """example:
   lattice-bpd ngram evaluate katz.lm pruned.lm --text heldout.ids
 """
 _LM_HELP = "LM file; ARPA text of token ids too, other files by ngram convert"
-_READING = ("vocab", "vocab_size", "bos_id", "eos_id", "unk_id")
+_READING = ("vocab", "words", "vocab_size", "bos_id", "eos_id", "unk_id")
 
 
 def add_parser(commands: Commands) -> None:
@@ -101,18 +97,6 @@ def _add_formats(actions: Commands) -> None:
     _add_quantize_option(parser)
     add_options(parser, convert.read_lm, _READING)
 
-    parser = add_command(
-        actions, "from-kenlm", run_kenlm, epilog=_KENLM_EXAMPLE,
-        summary="take an ARPA file made by lmplz",
-        description="Read ARPA text made by KenLM's lmplz; its words become token ids.",
-    )  # fmt: skip
-    parser.add_argument("input", type=Path, metavar="ARPA", help="plain or gzipped")
-    parser.add_argument("output", type=Path, metavar="LM")
-    add_options(parser, convert.read_kenlm, ("vocab",))
-    parser.add_argument(
-        "--write-vocab", type=Path, metavar="FILE", help="write the words by token id, one per line"
-    )
-
 
 def _add_reports(actions: Commands) -> None:
     parser = add_command(
@@ -165,7 +149,10 @@ def _read_lm(path: Path) -> NGramLM:
             if "vocab" not in str(error):
                 raise
             command = f"lattice-bpd ngram convert {path} NEW.lm --vocab FILE"
-            raise type(error)(f"{error}; on the command line convert it first: {command}") from None
+            raise type(error)(
+                f"{error}; on the command line convert it first: {command} (or --words, which "
+                "numbers its words)"
+            ) from None
 
 
 def _quantize(args: argparse.Namespace, lm: NGramLM) -> NGramLM:
@@ -237,31 +224,11 @@ def run_convert(args: argparse.Namespace) -> None:
         OSError: a file that cannot be read or written.
     """
     check_output(args.output)
-    with timed_step(f"read {args.input}"):
+    with print_notes(), timed_step(f"read {args.input}"):
         lm = convert.read_lm(args.input, **pick(args, _READING))
     lm = _quantize(args, lm)
     with timed_step(f"write {args.output}"):
         convert.write_lm(lm, args.output, to=args.to, vocab=args.vocab)
-    print(f"{args.output}: {lm!r}, {args.output.stat().st_size:,} bytes")
-
-
-def run_kenlm(args: argparse.Namespace) -> None:
-    """Converts lmplz's ARPA.
-
-    Raises:
-        ValueError: a word that --vocab lacks.
-        OSError: a file that cannot be read or written.
-    """
-    check_output(args.output)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with timed_step(f"read {args.input}"):
-            lm, words = convert.read_kenlm(args.input, args.vocab)
-    for warning in caught:
-        print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
-    lm.save(args.output)
-    if args.write_vocab is not None:
-        args.write_vocab.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     print(f"{args.output}: {lm!r}, {args.output.stat().st_size:,} bytes")
 
 

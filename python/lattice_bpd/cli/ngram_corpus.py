@@ -6,7 +6,8 @@ import argparse
 import sys
 import time
 import warnings
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,17 +131,24 @@ def run_train(args: argparse.Namespace) -> None:
 
     check_output(args.output)
     start = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with print_notes():
         lm = _train(args)
-    for warning in caught:
-        print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
     with timed_step(f"write {args.output}"):
         write_lm(lm, args.output)
     print(
         f"{args.output}: order {lm.order}, vocabulary {lm.vocab_size:,}, "
         f"{sum(lm.num_ngrams):,} n-grams in {time.perf_counter() - start:.1f} s"
     )
+
+
+@contextmanager
+def print_notes() -> Iterator[None]:
+    """Prints the warnings of a block after it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        print(f"lattice-bpd: note: {warning.message}", file=sys.stderr)
 
 
 def _train(args: argparse.Namespace) -> NGramLM:

@@ -1,7 +1,7 @@
 """Language models that score lattices: training, files, evaluation."""
 
 from lattice_bpd.lm.arpa_files import read_arpa_words
-from lattice_bpd.lm.convert import LmInfo, describe_lm, read_kenlm, read_lm, write_lm
+from lattice_bpd.lm.convert import LmInfo, describe_lm, read_lm, write_lm
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import (
     KatzWarning,
@@ -22,7 +22,6 @@ __all__ = [
     "compare_lines",
     "describe_lm",
     "read_arpa_words",
-    "read_kenlm",
     "read_lm",
     "read_words",
     "write_lm",

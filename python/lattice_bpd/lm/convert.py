@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, write_gzip
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.lm.training import optional_id
 from lattice_bpd.text_input import LM_MAGIC
-from lattice_bpd.vocabulary import Vocab, read_words
+from lattice_bpd.vocabulary import Vocab, encode_words, read_words
 
 FORMATS = ("lm", "arpa", "arpa.gz", "fst", "const-fst")
 
@@ -29,6 +29,7 @@ def read_lm(
     path: str | os.PathLike[str],
     *,
     vocab: Vocab | None = None,
+    words: bool = False,
     vocab_size: int | None = None,
     bos_id: int | None = None,
     eos_id: int | None = None,
@@ -42,6 +43,9 @@ def read_lm(
             whose labels are token id + 1 and whose states have failure (or epsilon) arcs.
         vocab: ARPA: words by token id: a tokenizer.json (or its folder), vocab.json, SentencePiece
             .model, or one word per line; see :func:`read_words`. None: decimal token ids.
+        words: The LM keeps the words of an ARPA file or of vocab, see :attr:`NGramLM.words`;
+            without vocab they are numbered in file order, except ``<s>``, ``</s>`` and ``<unk>``.
+            Not for native files.
         vocab_size: V; needed for an OpenFst file without vocab.
         bos_id: token id that is ``<s>``, if any. Not for native files.
         eos_id: token id that is ``</s>``, if any.
@@ -52,64 +56,43 @@ def read_lm(
     Raises:
         OSError: the file cannot be read.
         FormatError: the content does not fit the format.
-        ValueError: inconsistent options.
+        ValueError: inconsistent options, or a word of ARPA text that is not in vocab.
+
+    Warns:
+        UserWarning: vocab has words that are not in the ARPA file. Each gets the probability of
+            ``<unk>``, as in KenLM, so sums over the vocabulary exceed 1.
     """
     source = Path(path)
     with source.open("rb") as file:
         magic = file.read(8)
-    words = None if vocab is None else read_words(vocab)
+    known = None if vocab is None else read_words(vocab)
     ids = {"bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
     if magic == LM_MAGIC:
         return NGramLM.load(source)
     if magic[:4] == _OPENFST:
         size = optional_id("vocab_size", vocab_size)
-        size = len(words or ()) if size is None else size
-        if not size:
-            raise ValueError(
-                f"{source}: an OpenFst file has no vocabulary; expected vocab_size or vocab"
-            )
-        return NGramLM(
-            _core.read_lm_fst(os.fspath(source), size, **ids, failure_label=failure_label)
-        )
-    return NGramLM.from_arpa(source, vocab_size, vocab=words, **ids)
+        size = len(known or ()) if size is None else size
+        if not size or (words and known is None):
+            needed = "vocab" if words else "vocab_size or vocab"
+            raise ValueError(f"{source}: an OpenFst file has no vocabulary; expected {needed}")
+        lm = NGramLM(_core.read_lm_fst(os.fspath(source), size, **ids, failure_label=failure_label))
+    else:
+        with open_arpa(source) as plain:  # decompressed once
+            if words and known is None:
+                known = read_arpa_words(plain)
+            lm = NGramLM.from_arpa(plain, vocab_size, vocab=known, **ids)
+            if known and vocab is not None:
+                _warn_of_unknown(source, plain, lm, known, ids.values())
+    return lm.with_words(known) if known and words else lm
 
 
-def read_kenlm(
-    path: str | os.PathLike[str], vocab: Vocab | None = None
-) -> tuple[NGramLM, list[str]]:
-    """Reads an ARPA file of KenLM's lmplz, plain or gzipped, with its words.
-
-    Args:
-        path: the file.
-        vocab: words by token id, see :func:`read_words`. None: in file order, except ``<s>``,
-            ``</s>`` and ``<unk>``.
-
-    Returns:
-        The LM, which has the words without vocab, and the word of each token id.
-
-    Raises:
-        OSError: the file cannot be read.
-        FormatError: malformed text; the message has the line number.
-        ValueError: a word of the file that is not in vocab.
-
-    Warns:
-        UserWarning: vocab has words that are not in the file. Each gets the probability of
-            ``<unk>``, as in KenLM, so sums over the vocabulary exceed 1.
-    """
-    source = Path(path)
-    with open_arpa(source) as plain:  # decompressed once
-        words = read_arpa_words(plain) if vocab is None else read_words(vocab)
-        lm = NGramLM.from_arpa(plain, vocab=words)
-        if vocab is None:
-            lm = lm.with_words(words)
-        else:
-            _warn_of_unknown(source, lm, words, set(read_arpa_words(plain)))
-    return lm, words
-
-
-def _warn_of_unknown(source: Path, lm: NGramLM, words: list[str], known: set[str]) -> None:
-    special = {"<s>", "</s>", "<unk>", "<UNK>"}
-    unknown = [i for i, word in enumerate(words) if word not in known and word not in special]
+def _warn_of_unknown(
+    source: Path, plain: str, lm: NGramLM, words: list[str], ids: Iterable[int | None]
+) -> None:
+    known = {*_core.read_arpa_words(plain), b"<s>", b"</s>", b"<unk>", b"<UNK>"}
+    unknown = [
+        i for i, word in enumerate(encode_words(words)) if word not in known and i not in ids
+    ]
     if not unknown:
         return
     each = math.exp(lm.log_prob(unknown[0], bos=False))
