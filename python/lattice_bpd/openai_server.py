@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import math
 import os
 import queue
 import threading
@@ -41,16 +40,14 @@ class Completion:
     Attributes:
         text: of the answer.
         finish: "stop", "length" or another reason of the server.
-        tokens: texts of its tokens; None: the server returned no log probabilities.
-        top: for each token the log probabilities of the best tokens by their texts, its own too.
         is_all: whether the text is all that was generated; False: reasoning is apart from it.
+        logprobs: as the server returned them, if `fields` of the request asked for them.
     """
 
     text: str
     finish: str
-    tokens: tuple[str, ...] | None = None
-    top: tuple[Mapping[str, float], ...] = ()
     is_all: bool = True
+    logprobs: Any = None
 
 
 class OpenAIServer:
@@ -92,7 +89,6 @@ class OpenAIServer:
         prompt: str | Sequence[Mapping[str, Any]],
         max_tokens: int,
         *,
-        logprobs: int = 0,
         fields: Mapping[str, Any] | None = None,
     ) -> Completion:
         """The greedy answer to a prompt.
@@ -101,7 +97,6 @@ class OpenAIServer:
             prompt: a text, or messages with "role" and "content", to which the server applies its
                 chat template.
             max_tokens: the longest answer.
-            logprobs: best tokens to return at each position; 0: none.
             fields: others of the request, such as the tools of a chat.
 
         Raises:
@@ -110,23 +105,25 @@ class OpenAIServer:
         body = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, "stream": False}
         body |= fields or {}
         if isinstance(prompt, str):
-            body |= {"prompt": prompt} | ({"logprobs": logprobs} if logprobs else {})
-            return self._read("/v1/completions", body, _read_text)
-        body["messages"] = list(prompt)
-        if logprobs:
-            body |= {"logprobs": True, "top_logprobs": logprobs}
-        return self._read("/v1/chat/completions", body, _read_message)
+            return self._read("/v1/completions", body | {"prompt": prompt})
+        return self._read("/v1/chat/completions", body | {"messages": list(prompt)})
 
-    def _read(self, path: str, body: dict[str, Any], read: Any) -> Completion:
+    def _read(self, path: str, body: dict[str, Any]) -> Completion:
         answer = self._send(path, body)
         try:
-            completion: Completion = read(answer["choices"][0])
+            choice = answer["choices"][0]
+            message = choice["message"] if "messages" in body else {"content": choice["text"]}
+            return Completion(
+                str(message.get("content") or ""),
+                str(choice.get("finish_reason")),
+                not any(message.get(name) for name in _APART),
+                choice.get("logprobs"),
+            )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise ServerError(
                 f"{self.url}{path}: answered {json.dumps(answer)[:120]}; expected a completion of "
                 f"the OpenAI API ({type(error).__name__}: {error})"
             ) from error
-        return completion
 
     def _send(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         """The JSON object of an answer; tried again unless a refusal or a wrong address."""
@@ -227,39 +224,3 @@ def ask_all(
             failure = failure or result
     if failure is not None:
         raise failure
-
-
-def _read_text(choice: Mapping[str, Any]) -> Completion:
-    text, finish = str(choice["text"]), str(choice.get("finish_reason"))
-    found = choice.get("logprobs") or {}
-    if not found.get("tokens"):
-        return Completion(text, finish)
-    tokens = tuple(map(str, found["tokens"]))
-    lists = found.get("top_logprobs") or [{}] * len(tokens)
-    own = zip(tokens, found["token_logprobs"], strict=True)
-    top = tuple(_best([pair, *(best or {}).items()]) for pair, best in zip(own, lists, strict=True))
-    return Completion(text, finish, tokens, top)
-
-
-def _read_message(choice: Mapping[str, Any]) -> Completion:
-    message, finish = choice["message"], str(choice.get("finish_reason"))
-    text = str(message.get("content") or "")
-    is_all = not any(message.get(name) for name in _APART)
-    entries = (choice.get("logprobs") or {}).get("content")
-    if not entries:
-        return Completion(text, finish, is_all=is_all)
-    top = tuple(
-        _best(
-            [(one["token"], one["logprob"]) for one in (entry, *(entry.get("top_logprobs") or ()))]
-        )
-        for entry in entries
-    )
-    return Completion(text, finish, tuple(str(entry["token"]) for entry in entries), top, is_all)
-
-
-def _best(pairs: Sequence[tuple[Any, Any]]) -> dict[str, float]:
-    """The greatest value of each text; several tokens may be parts of a character."""
-    best: dict[str, float] = {}
-    for token, value in pairs:
-        best[str(token)] = max(float(value), best.get(str(token), -math.inf))
-    return best

@@ -1,4 +1,4 @@
-"""The client of servers with the OpenAI API: requests, log probabilities, errors, retries."""
+"""The client of servers with the OpenAI API: requests, errors, retries."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 
 from fake_openai import Answer, answer, serve
 from lattice_bpd import openai_server
-from lattice_bpd.openai_server import OpenAIServer, ServerError, ask_all
+from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError, ask_all
 
 CHAT = [{"role": "user", "content": "Hi"}]
-TOP = [{" a": -0.5, " b": -1.5}, {" c": -0.1, " d": -3.0}]
 
 
 @pytest.fixture(autouse=True)
@@ -28,22 +27,16 @@ def test_requests_and_answers(prompt: Any, suffix: str) -> None:
 
     def respond(path: str, body: dict[str, Any]) -> Answer:
         asked.append((path, body))
-        has_logprobs = bool(body.get("logprobs"))
-        return answer([" a", " d"], TOP if has_logprobs else None, chat="chat" in path)
+        return answer([" a", " d"], None, chat="chat" in path)
 
     with serve(respond) as url:
         server = OpenAIServer(url + suffix)
-        with_top = server.complete(prompt, 7, logprobs=5)
-        assert (with_top.text, with_top.finish) == (" a d", "length")
-        assert (with_top.tokens, with_top.top) == ((" a", " d"), tuple(TOP))
-        assert server.complete(prompt, 7).tokens is None
-    common = {"model": "fake", "max_tokens": 7, "temperature": 0, "stream": False}
+        assert server.complete(prompt, 7, fields={"seed": 3}) == Completion(" a d", "length")
+    common = {"model": "fake", "max_tokens": 7, "temperature": 0, "stream": False, "seed": 3}
     if prompt == "Hi":
-        assert asked[0] == ("/v1/completions", {**common, "prompt": "Hi", "logprobs": 5})
+        assert asked == [("/v1/completions", {**common, "prompt": "Hi"})]
     else:
-        fields = {"messages": CHAT, "logprobs": True, "top_logprobs": 5}
-        assert asked[0] == ("/v1/chat/completions", {**common, **fields})
-    assert "logprobs" not in asked[1][1]
+        assert asked == [("/v1/chat/completions", {**common, "messages": CHAT})]
 
 
 @pytest.mark.parametrize("failure", [(500, "oops"), (503, {"error": "busy"}), (429, ""), (0, "")])
@@ -61,7 +54,7 @@ def test_what_passes_is_tried_again(failure: Answer) -> None:
         ((400, {"error": {"message": "too long"}}), "status 400: too long"),
         ((200, "<html>Welcome"), "answered '<html>Welcome'; expected JSON"),
         ((200, {"choices": []}), "expected a completion"),
-        ((200, {"choices": [{"text": None, "logprobs": {"tokens": ["a"]}}]}), "a completion"),
+        ((200, {"choices": [{"message": {"content": "a"}}]}), "a completion"),
         ((500, "down"), "status 500: down"),
     ],
 )

@@ -14,7 +14,7 @@ import numpy as np
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.atomic_files import check_header
-from lattice_bpd.openai_server import Completion, OpenAIServer, ServerError, ask_all
+from lattice_bpd.openai_server import OpenAIServer, ServerError, ask_all
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.watcher import Watcher
 
@@ -25,6 +25,23 @@ _TOP = 5  # the most that all servers return
 _OTHER_LOAD = 4  # requests at a time of the second answers, if the first came one by one
 _NOISE_QUANTILE, _NOISE_FACTOR = 0.99, 2.5  # as of certificates
 _LEAST_BOUND = 0.01  # nats; float32 rounds by less
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A server's answer to a prompt.
+
+    Attributes:
+        text: of the answer.
+        finish: "stop", "length" or another reason of the server.
+        tokens: texts of its tokens; None: the server returned no log probabilities.
+        top: for each token the log probabilities of the best tokens by their texts, its own too.
+    """
+
+    text: str
+    finish: str
+    tokens: tuple[str, ...] | None = None
+    top: tuple[Mapping[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,8 +61,8 @@ class Answers:
     model: str
     max_tokens: int
     prompts: tuple[Prompt, ...]
-    first: tuple[Completion, ...]
-    again: tuple[Completion, ...] = ()
+    first: tuple[Answer, ...]
+    again: tuple[Answer, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, for `read_answers`."""
@@ -68,7 +85,7 @@ def read_answers(path: Path) -> Answers:
         content = check_header(json.loads(path.read_text(encoding="utf-8")), FORMAT, VERSION)
         for name in ("first", "again"):
             content[name] = tuple(
-                Completion(
+                Answer(
                     one["text"], one["finish"],
                     None if one["tokens"] is None else tuple(one["tokens"]), tuple(one["top"]),
                 )
@@ -81,6 +98,53 @@ def read_answers(path: Path) -> Answers:
             f"{path}: not a file of answers ({error}); expected the address of a server, or what "
             "certify --server URL --prompts FILE -o FILE wrote"
         ) from error
+
+
+def ask_server(server: OpenAIServer, prompt: Prompt, max_tokens: int, logprobs: int) -> Answer:
+    """A server's greedy answer, with the log probabilities of so many best tokens; 0: none.
+
+    Raises:
+        ServerError: no answer, a refusal, or malformed log probabilities.
+    """
+    fields: dict[str, Any] = {}
+    if logprobs and isinstance(prompt, str):
+        fields = {"logprobs": logprobs}
+    elif logprobs:
+        fields = {"logprobs": True, "top_logprobs": logprobs}
+    one = server.complete(prompt, max_tokens, fields=fields)
+    try:
+        return Answer(one.text, one.finish, *_read_logprobs(one.logprobs or {}))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ServerError(
+            f"{server.url}: answered the log probabilities {json.dumps(one.logprobs)[:120]}; "
+            f"expected those of the OpenAI API ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _read_logprobs(
+    found: Mapping[str, Any],
+) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, float], ...]]:
+    """Tokens, and the best ones of each position, of a chat's answer or of a text's."""
+    if entries := found.get("content"):
+        lists = [
+            [(one["token"], one["logprob"]) for one in (entry, *(entry.get("top_logprobs") or ()))]
+            for entry in entries
+        ]
+    elif tokens := found.get("tokens"):
+        own = zip(tokens, found["token_logprobs"], strict=True)
+        tops = found.get("top_logprobs") or [{}] * len(tokens)
+        lists = [[pair, *(top or {}).items()] for pair, top in zip(own, tops, strict=True)]
+    else:
+        return None, ()
+    return tuple(str(pairs[0][0]) for pairs in lists), tuple(map(_best, lists))
+
+
+def _best(pairs: Sequence[tuple[Any, Any]]) -> dict[str, float]:
+    """The greatest value of each text; several tokens may be parts of a character."""
+    best: dict[str, float] = {}
+    for token, value in pairs:
+        best[str(token)] = max(float(value), best.get(str(token), -math.inf))
+    return best
 
 
 def collect_answers(
@@ -109,13 +173,13 @@ def collect_answers(
     """
     watcher, model = watcher or Watcher(), server.model
 
-    def ask(prompt: Prompt) -> Completion:
-        return server.complete(prompt, max_tokens, logprobs=logprobs)
+    def ask(prompt: Prompt) -> Answer:
+        return ask_server(server, prompt, max_tokens, logprobs)
 
-    runs: list[tuple[Completion, ...]] = []
+    runs: list[tuple[Answer, ...]] = []
     for at_once in (parallel, 1 if parallel > 1 else _OTHER_LOAD)[: 1 + twice]:
         watcher.begin(f"{server.url}, {at_once} at a time", len(prompts))
-        answers: dict[int, Completion] = {}
+        answers: dict[int, Answer] = {}
         for number, one in ask_all(ask, prompts, at_once):
             answers[number] = one
             watcher.advance()
@@ -131,7 +195,7 @@ def find_logprobs(server: OpenAIServer, prompt: Prompt) -> int:
         ServerError: no answer, or a refusal.
     """
     try:
-        server.complete(prompt, 1, logprobs=_TOP)
+        ask_server(server, prompt, 1, _TOP)
     except ServerError as error:
         if error.status < 400 or "logprobs" not in str(error):
             raise
@@ -303,7 +367,7 @@ def compare_answers(server: Answers, baseline: Answers) -> ServerReport:
 
 
 def _agreement(
-    answers: Sequence[Completion], expected: Sequence[Completion], bound: float | None, limit: int
+    answers: Sequence[Answer], expected: Sequence[Answer], bound: float | None, limit: int
 ) -> Agreement:
     differences, positions, equal_positions = [], 0, 0
     for number, (one, other) in enumerate(zip(answers, expected, strict=True)):
@@ -333,7 +397,7 @@ def _agreement(
     )  # fmt: skip
 
 
-def _difference(number: int, one: Completion, other: Completion) -> Difference:
+def _difference(number: int, one: Answer, other: Answer) -> Difference:
     """The first difference, with its margin where log probabilities give one."""
     if other.tokens is None:
         position = count_shared(one.text, other.text)
@@ -353,7 +417,7 @@ def _difference(number: int, one: Completion, other: Completion) -> Difference:
     return Difference(number, position, token, "", margin, is_exact=False)
 
 
-def _own_error(one: Completion, found: Difference, bound: float) -> Difference | None:
+def _own_error(one: Answer, found: Difference, bound: float) -> Difference | None:
     """Where the server's own log probabilities refute an answer after a near-tie."""
     for position in range(found.position + 1, len(one.tokens or ())):
         top, token = one.top[position], (one.tokens or ())[position]
@@ -366,7 +430,7 @@ def _own_error(one: Completion, found: Difference, bound: float) -> Difference |
     return None
 
 
-def _difference_of_text(number: int, text: str, other: Completion) -> Difference:
+def _difference_of_text(number: int, text: str, other: Answer) -> Difference:
     """The first difference of a text whose tokens are unknown: the likeliest token that fits it."""
     differs, start = count_shared(text, other.text), 0
     found: list[Difference] = []
@@ -408,7 +472,7 @@ def _margin(top: Mapping[str, float], token: str) -> tuple[float | None, bool]:
     return values[0] - values[-1 if token else 1], False
 
 
-def _noise(answers: Sequence[Completion], expected: Sequence[Completion]) -> float | None:
+def _noise(answers: Sequence[Answer], expected: Sequence[Answer]) -> float | None:
     """The 99 % quantile of changes of margins at positions with the same text before."""
     changes = [
         change
@@ -418,7 +482,7 @@ def _noise(answers: Sequence[Completion], expected: Sequence[Completion]) -> flo
     return float(np.quantile(changes, _NOISE_QUANTILE)) if changes else None
 
 
-def _margin_changes(one: Completion, other: Completion) -> Iterator[float]:
+def _margin_changes(one: Answer, other: Answer) -> Iterator[float]:
     if one.tokens is None or other.tokens is None:
         return
     shared = count_shared(one.tokens, other.tokens) + 1

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_openai import Answer, answer, serve
+from fake_openai import Answer as Response
+from fake_openai import answer, serve
 from lattice_bpd.cli import main
-from lattice_bpd.openai_server import Completion
-from lattice_bpd_conformance.servers import Answers, compare_answers
+from lattice_bpd.openai_server import OpenAIServer, ServerError
+from lattice_bpd_conformance.servers import Answer, Answers, ask_server, compare_answers
 
 WORDS = [f" w{n}" for n in range(12)] + [" w", " w1x"]  # some begin others
 PROMPTS = [f"prompt {n}" for n in range(12)]
@@ -53,7 +54,7 @@ class Fake:
         noise = self.noise * rng.normal(size=len(WORDS))
         return self.scale * np.random.default_rng(seed).normal(size=len(WORDS)) + noise
 
-    def __call__(self, path: str, body: dict[str, Any]) -> Answer:
+    def __call__(self, path: str, body: dict[str, Any]) -> Response:
         chat = "chat" in path
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         if body.get("logprobs") and self.logprobs == "refused":
@@ -224,11 +225,42 @@ def test_mistakes_are_refused_before_a_server_answers_all_prompts(
 def test_each_kind(tokens: tuple[str, ...], finish: str, kind: str, position: int) -> None:
     tie, sure = {" a": -0.7, " b": -0.7, " c": -6.0}, {" a": -0.01, " b": -5.0}
     top = (tie, sure, sure)
-    baseline = Completion(" a a a", "length", (" a",) * 3, top)
-    server = Completion("".join(tokens), finish, tokens, top[: len(tokens)])
+    baseline = Answer(" a a a", "length", (" a",) * 3, top)
+    server = Answer("".join(tokens), finish, tokens, top[: len(tokens)])
     report = compare_answers(
         Answers("a", "m", 3, ("p",), (server,)),
         Answers("b", "m", 3, ("p",), (baseline,), (baseline,)),
     )
     (one,) = report.answers.differences
     assert (one.kind, one.position) == (kind, position)
+
+
+CHAT = [{"role": "user", "content": "Hi"}]
+TOP = [{" a": -0.5, " b": -1.5}, {" c": -0.1, " d": -3.0}]
+
+
+@pytest.mark.parametrize("prompt", ["Hi", CHAT])
+def test_log_probabilities_are_asked_for_and_read(prompt: Any) -> None:
+    asked: list[Any] = []
+
+    def respond(path: str, body: dict[str, Any]) -> Response:
+        asked.append(body)
+        return answer([" a", " d"], TOP if body.get("logprobs") else None, chat="chat" in path)
+
+    with serve(respond) as url:
+        found = ask_server(OpenAIServer(url), prompt, 7, 5)
+        assert found == Answer(" a d", "length", (" a", " d"), tuple(TOP))
+        assert ask_server(OpenAIServer(url), prompt, 7, 0) == Answer(" a d", "length")
+    assert asked[0]["logprobs"] == (5 if prompt == "Hi" else True)
+    assert asked[0].get("top_logprobs") == (None if prompt == "Hi" else 5)
+    assert "logprobs" not in asked[1]
+
+
+@pytest.mark.parametrize("logprobs", [{"tokens": ["a"]}, {"content": [{}]}, ["a"]])
+def test_malformed_log_probabilities(logprobs: Any) -> None:
+    choice = {"text": "a", "logprobs": logprobs}
+    with (
+        serve(lambda *_: (200, {"choices": [choice]})) as url,
+        pytest.raises(ServerError, match=r"log probabilities .*; expected those of the OpenAI API"),
+    ):
+        ask_server(OpenAIServer(url), "Hi", 1, 5)
