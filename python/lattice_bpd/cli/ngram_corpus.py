@@ -20,7 +20,6 @@ from lattice_bpd.cli.options import (
     add_inputs,
     add_model_option,
     add_options,
-    corpus_arguments,
     estimate_arguments,
     make_corpus,
     pick,
@@ -179,11 +178,9 @@ def _word_corpus(args: argparse.Namespace, given: dict[str, Any]) -> train.Corpu
     for name in ("model", "tokenizer", "bos_id", "eos_id", "unk_id", "id_type"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} with --words, whose ids are their own")
-    boundaries = corpus_arguments(args)["boundaries"]
+    names = ("boundaries", "vocab_size", "field")
     with timed_step("count words"):
-        return train.word_corpus(
-            args.inputs, boundaries=boundaries, **pick(args, ("vocab_size", "field")), **given
-        )
+        return train.word_corpus(args.inputs, **pick(args, names), **given)
 
 
 def _all_counts(inputs: list[str]) -> bool:

@@ -217,8 +217,7 @@ def add_corpus_options(parser: argparse.ArgumentParser, *, bin_files: bool = Tru
     add_options(
         parser.add_argument_group("corpus"), train.Corpus, names,
         boundaries={
-            "flag": "--boundaries --sequence", "default": "paragraph",
-            "choices": ("line", "paragraph", "document", "file"),
+            "default": "paragraph", "choices": ("line", "paragraph", "document"),
             "help": "unit of text between <s> and </s>: a line, a paragraph (default), or a "
             "document, which is a whole file or the text of one .jsonl object",
         },
@@ -228,8 +227,7 @@ def add_corpus_options(parser: argparse.ArgumentParser, *, bin_files: bool = Tru
 
 def corpus_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of Corpus for text and its vocabulary."""
-    boundaries = "document" if args.boundaries == "file" else args.boundaries
-    return {**pick(args, _VOCABULARY), "boundaries": boundaries}
+    return pick(args, _VOCABULARY)
 
 
 def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> train.Corpus:
