@@ -61,6 +61,7 @@ def load_stories(work: Path) -> tuple[Any, Any, list[list[int]], Any]:
     from sentencepiece import SentencePieceProcessor
 
     from lattice_bpd.cli.progress import ConsoleWatcher, make_console
+    from lattice_bpd_kim2024.blockwise import to_drafting
     from lattice_bpd_kim2024.llama2c import load_llama2c
 
     args = stories260k.read_arguments(["--quick", "--work", str(work)])
@@ -72,7 +73,7 @@ def load_stories(work: Path) -> tuple[Any, Any, list[list[int]], Any]:
     rows = parts.cached_text(folder, base, beginnings, recipe, watcher)
     model = parts.cached_model(folder, base, rows, recipe, watcher)
     tokenizer = SentencePieceProcessor(model_file=str(args.model / "tok512.model"))
-    return model, parts.train_lm(rows, recipe), beginnings.test, tokenizer
+    return to_drafting(model), parts.train_lm(rows, recipe), beginnings.test, tokenizer
 
 
 class DraftsUnaware:

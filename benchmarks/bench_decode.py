@@ -66,8 +66,8 @@ def decode_all(subject: Subject, rounds: int) -> dict[str, list[Any]]:
             for setting in SETTINGS:
                 result = generate(
                     subject.model, prompt, setting.strategy, layout=setting.layout,
-                    lm=subject.lm if setting.uses_lm else None, max_new_tokens=TOKENS,
-                    **setting.options,
+                    heads=subject.heads, lm=subject.lm if setting.uses_lm else None,
+                    max_new_tokens=TOKENS, **setting.options,
                 )  # fmt: skip
                 greedy = result.token_ids if greedy is None else greedy
                 if result.token_ids != greedy:

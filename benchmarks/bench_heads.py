@@ -27,7 +27,7 @@ from report import print_table, write_json
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd_kim2024.blockwise import BlockwiseLM
     from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 
 RESULTS = Path(__file__).parent / "results" / "heads.json"
@@ -43,7 +43,7 @@ def make_trainer(slots: int, batch_size: int, steps: int) -> HeadTrainer:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd_kim2024.blockwise import BlockwiseLM
     from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
     from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 

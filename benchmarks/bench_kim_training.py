@@ -31,7 +31,7 @@ from report import print_table, write_json
 
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import load_demo_model
 from lattice_bpd_kim2024.heads.first_head import attach_first_head
@@ -112,7 +112,7 @@ def measure(variant: Variant, text: Text, steps: int) -> dict[str, Any]:
     """Trains a variant; its scores by head, and block efficiency on its own greedy outputs."""
     model, seconds = train(variant, text, steps)
     scores = measure_heads(model, HeadText(text.held_out), LENGTH, max_pieces=32)
-    greedy = generate(model, text.prompts, "greedy", max_new_tokens=NEW_TOKENS)
+    greedy = generate(model.base, text.prompts, "greedy", max_new_tokens=NEW_TOKENS)
     outputs = [result.token_ids for result in greedy]
     recording = record(model, text.prompts, outputs, top_k=TOP_K)
 

@@ -36,7 +36,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import generate
 from lattice_bpd.draft.config import STRATEGIES as DRAFT_STRATEGIES
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 
 VOCAB, POSITIONS = 96, 128
 # of a call's arguments and output; transformers 5.24 renamed it
@@ -98,19 +98,20 @@ def check(
         uses_lm = name == strategy and DRAFT_STRATEGIES[name].uses("lm")
         config = DraftConfig(name, top_k=8, num_drafts=6, max_nodes=24)
         options: dict[str, Any] = {
-            "lm": lm if uses_lm else None, "layout": layout, "max_new_tokens": count,
+            "heads": model.heads, "lm": lm if uses_lm else None, "layout": layout,
+            "max_new_tokens": count,
         }  # fmt: skip
         calls, ties, failures = 0, [], []
         for start in range(0, len(prompts), batch):
             texts = prompts[start : start + batch]
-            results = generate(model, texts, config, **options)
+            results = generate(model.base, texts, config, **options)
             calls += sum(result.stats.target_calls for result in results)
             pairs = zip(results, wanted[start : start + batch], strict=True)
             differing = [
                 n for n, (ours, (theirs, _)) in enumerate(pairs) if ours.token_ids != theirs
             ]
             if differing:
-                again = generate(model, texts, config, certificate="report", **options)
+                again = generate(model.base, texts, config, certificate="report", **options)
             for number in differing:
                 tokens, margins = wanted[start + number]
                 index = first_difference(results[number].token_ids, tokens)

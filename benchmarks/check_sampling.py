@@ -53,8 +53,8 @@ def sample(
     lm = subject.lm if STRATEGIES[strategy].uses("lm") else None
     for first in range(0, len(subject.prompts), size):
         results = generate(
-            subject.model, subject.prompts[first : first + size], config, lm=lm, acceptance=rule,
-            layout=layout, max_new_tokens=NEW_TOKENS,
+            subject.model, subject.prompts[first : first + size], config, heads=subject.heads,
+            lm=lm, acceptance=rule, layout=layout, max_new_tokens=NEW_TOKENS,
         )  # fmt: skip
         for result in results:
             yield result.token_ids, result.stats.block_efficiency

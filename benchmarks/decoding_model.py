@@ -18,13 +18,15 @@ class Subject(NamedTuple):
 
     Attributes:
         name: Of the model.
-        model: BlockwiseLM.
+        model: The target.
+        heads: Its draft heads.
         lm: n-gram LM over its tokens.
         prompts: Token ids.
     """
 
     name: str
     model: Any
+    heads: Any
     lm: NGramLM
     prompts: list[list[int]]
 
@@ -33,7 +35,7 @@ def load_subject(directory: Path, count: int) -> Subject:
     """A model of `make demo`: blockwise model, tokenizer.json and ngram.lm in one folder."""
     from tokenizers import Tokenizer
 
-    from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd_kim2024.blockwise import BlockwiseLM
     from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 
     tokenizer: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -41,7 +43,8 @@ def load_subject(directory: Path, count: int) -> Subject:
     documents = [np.array(e.ids, np.int32) for e in tokenizer.encode_batch(texts)]
     prompts = [list(map(int, p)) for p in draw_prompts(documents, count, 48, 0, seed=0)]
     model = BlockwiseLM.from_pretrained(directory, attn_implementation="eager")
-    return Subject(directory.name, model, NGramLM.load(directory / "ngram.lm"), prompts)
+    lm = NGramLM.load(directory / "ngram.lm")
+    return Subject(directory.name, model.base, model.heads, lm, prompts)
 
 
 def train_subject(count: int, steps: int) -> Subject:
@@ -49,7 +52,7 @@ def train_subject(count: int, steps: int) -> Subject:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd_kim2024.blockwise import BlockwiseLM
     from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
     rng = np.random.default_rng(0)
@@ -71,7 +74,7 @@ def train_subject(count: int, steps: int) -> Subject:
         warnings.simplefilter("ignore")  # Katz smoothing finds this text odd
         lm = NGramLM.train([_sample_cycles(rng, 60_000)], 3, vocab_size=VOCAB_SIZE)
     prompts = [_sample_cycles(rng, 32).tolist() for _ in range(count)]
-    return Subject("small Llama", model.eval(), lm, prompts)
+    return Subject("small Llama", base.eval(), model.heads.eval(), lm, prompts)
 
 
 def _sample_cycles(rng: np.random.Generator, length: int) -> Any:

@@ -46,7 +46,7 @@ def record_lattices(directory: Path, count: int, top_k: int) -> Recording:
     from tokenizers import Tokenizer
 
     from lattice_bpd.lattice.logits import select_top_k
-    from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd_kim2024.blockwise import BlockwiseLM
     from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 
     tokenizer: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))

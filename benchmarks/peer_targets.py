@@ -24,7 +24,7 @@ from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
 from lattice_bpd.decode import DraftingModel, decode
 from lattice_bpd.decode.drafters import NoDrafter
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM, to_drafting
 from lattice_bpd_kim2024.demo.library_text import draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import DemoModel, load_demo_model
 from lattice_bpd_kim2024.evaluate import Recording, Setting, record
@@ -100,7 +100,7 @@ class Target:
     model: DraftingModel = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model = DraftingModel(self.heads)
+        self.model = to_drafting(self.heads)
 
     @property
     def base(self) -> Any:

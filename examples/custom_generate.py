@@ -8,7 +8,7 @@ from tiny_model import load
 
 from lattice_bpd.decode import CustomGenerate
 
-model, blockwise, lm = load()
+model, heads, lm = load()
 prompts = torch.tensor([[5, 6, 7], [0, 3, 4]])
 options = {
     "attention_mask": torch.tensor([[1, 1, 1], [0, 1, 1]]),
@@ -18,7 +18,7 @@ options = {
     "eos_token_id": [11, 12],
 }
 
-method = CustomGenerate(blockwise.head_logits, "tree", lm=lm, max_nodes=24)
+method = CustomGenerate(heads, "tree", lm=lm, max_nodes=24)
 ours = model.generate(prompts, custom_generate=method, **options)
 
 plain = model.generate(prompts, do_sample=False, **options)

@@ -11,14 +11,15 @@ import lattice_bpd.decode.drafters as ld
 from lattice_bpd.decode import DecodeStats, decode
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
 
-model, lm, small, prompts = load()
+blockwise, lm, small, prompts = load()
+model = blockwise.base
 drafters = {
     "draft model, its chain": DraftModelDrafter(small, draft_length=8),
     "its 36-node tree": DraftModelDrafter(small, draft_length=8, max_nodes=36),
     "heads, 36-node tree": ld.TreeDrafter(lm, alpha=1.2, temperature=2.5),
     "mixture, 36 nodes": ld.MixtureDrafter([lm], heads=True, max_nodes=36),
 }
-options = {"max_new_tokens": 60, "stop_token_ids": [1]}
+options = {"heads": blockwise.heads, "max_new_tokens": 60, "stop_token_ids": [1]}
 greedy = decode(model, prompts[:20], ld.NoDrafter(), **options)
 for name, drafter in drafters.items():
     total, same = DecodeStats(), 0

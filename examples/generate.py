@@ -7,9 +7,9 @@ from tiny_model import load
 
 from lattice_bpd.decode import generate
 
-model, blockwise, lm = load()  # yours: AutoModelForCausalLM, trained heads, NGramLM.load(..)
+model, heads, lm = load()  # yours: AutoModelForCausalLM, load_heads(..), NGramLM.load(..)
 
-result = generate(model, [5, 6, 7], heads=blockwise.head_logits, lm=lm, max_new_tokens=60)
+result = generate(model, [5, 6, 7], heads=heads, lm=lm, max_new_tokens=60)
 
 stats = result.stats
 print(f"{stats.tokens} tokens in {stats.target_calls} calls: {result.token_ids[:8]} ..")
@@ -18,7 +18,7 @@ print(f"calls that kept 0, 1, 2, .. draft tokens: {stats.accept_histogram}")
 # The same tokens as greedy decoding, alone and in a batch of prompts of any lengths:
 prompts = [[5, 6, 7], [1], [9, 9, 2, 4, 3]]
 plain = generate(model, prompts, "greedy", max_new_tokens=60)
-tree = generate(model, prompts, "tree", heads=blockwise.head_logits, max_new_tokens=60)
+tree = generate(model, prompts, "tree", heads=heads, max_new_tokens=60)
 assert [f.token_ids for f in plain] == [f.token_ids for f in tree]
 assert result.token_ids == plain[0].token_ids
 print(f"{len(prompts)} prompts together: {[f.stats.target_calls for f in tree]} calls")

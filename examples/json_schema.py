@@ -26,11 +26,12 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-_, model, lm = load()
+model, heads, lm = load()
 constraint = GuidanceConstraint.from_json_schema(
     SCHEMA, TOKENS, vocab_size=VOCAB, end_token_ids=[0], whitespace=False
 )
-result = generate(model, [5, 6, 7], lm=lm, constraint=constraint)  # greedy among what is allowed
+# Greedy among what is allowed:
+result = generate(model, [5, 6, 7], heads=heads, lm=lm, constraint=constraint)
 text = b"".join(TOKENS[token] for token in result.token_ids[:-1])
 print(json.loads(text))
 print(f"{result.stats.tokens} tokens in {result.stats.target_calls} calls")

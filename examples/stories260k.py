@@ -42,7 +42,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.evaluate import (
     Comparison,
     Recording,

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from lattice_bpd import NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 
 SMALL = ScorerRecipe(hidden_size=64, num_layers=1)
 

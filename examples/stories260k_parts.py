@@ -15,8 +15,9 @@ from transformers import LlamaForCausalLM
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli.progress import ConsoleWatcher
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.train.corpus import load_encoder
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.frozen import FrozenOptions, train_frozen
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.llama2c import load_llama2c

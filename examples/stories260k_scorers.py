@@ -27,7 +27,7 @@ from lattice_bpd.decode import DecodeStats, decode
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft import MixtureScorer
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM, to_drafting
 from lattice_bpd_kim2024.distil import distil_ngram
 from lattice_bpd_kim2024.evaluate import Recording, Setting
 from lattice_bpd_kim2024.heads.joint import TrainOptions
@@ -220,7 +220,8 @@ def decode_all(
     drafter = setting.drafter(setting.source_of(None, sources.by_name), [], options)
     total = DecodeStats()
     for result in decode(
-        model, prompts, drafter, max_new_tokens=recipe.max_new_tokens, stop_token_ids=[BEGIN]
-    ):
+        to_drafting(model), prompts, drafter, max_new_tokens=recipe.max_new_tokens,
+        stop_token_ids=[BEGIN],
+    ):  # fmt: skip
         total.merge(result.stats)
     return total.block_efficiency

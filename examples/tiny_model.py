@@ -1,7 +1,7 @@
 """A tiny causal LM, heads and an n-gram LM for the other examples.
 
-With your own model these are AutoModelForCausalLM.from_pretrained(..), heads that were trained
-on it, and NGramLM.load(..). Here the LM is trained on the random model's output,
+With your own model these are AutoModelForCausalLM.from_pretrained(..), load_heads(..) of heads that
+were trained on it, and NGramLM.load(..). Here the LM is trained on the random model's output,
 and the heads are untrained: they repeat the model's own prediction of the next token.
 """
 
@@ -9,13 +9,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lattice_bpd import NGramLM
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads
 
 VOCAB = 64
 
 
-def load() -> tuple[LlamaForCausalLM, BlockwiseLM, NGramLM]:
-    """Target, target with heads, and LM."""
+def load() -> tuple[LlamaForCausalLM, BlockwiseHeads, NGramLM]:
+    """Target, heads and LM."""
     torch.manual_seed(0)
     base = LlamaForCausalLM(
         LlamaConfig(
@@ -30,4 +30,4 @@ def load() -> tuple[LlamaForCausalLM, BlockwiseLM, NGramLM]:
     starts = torch.arange(1, VOCAB)[:, None]
     text = base.generate(starts, do_sample=False, max_new_tokens=80).numpy()  # on its own output
     lm = NGramLM.train(list(text), 3, vocab_size=VOCAB, smoothing="witten_bell")
-    return base, BlockwiseLM(base, num_heads=5).eval(), lm
+    return base, BlockwiseHeads(32, num_heads=5).eval(), lm

@@ -32,8 +32,9 @@ from demo_model_folder import write_model
 from lattice_bpd import NGramLM
 from lattice_bpd.atomic_files import replacing, write_json
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console, quiet_transformers
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd_conformance.cases import cut_at_end
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts, read_library_sources
 from lattice_bpd_kim2024.demo.model_folder import encode
 from lattice_bpd_kim2024.demo.recipe import DraftRecipe

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.train.trainer import Trainer, TrainReport
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 from lattice_bpd_kim2024.statistics import find_repeats

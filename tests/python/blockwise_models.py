@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +26,9 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lattice_bpd import NGramLM
+from lattice_bpd.decode import generate
 from lattice_bpd.lm import KatzWarning
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
 torch.set_num_threads(1)  # matrices this small only lose by being shared out
@@ -133,6 +135,11 @@ def small_lm(seed: int = 1) -> NGramLM:
 def model_of(kind: str) -> BlockwiseLM:
     """A random target of an architecture, or the trained one."""
     return trained_model() if kind == "trained" else random_model(kind)
+
+
+def output_of(model: BlockwiseLM, *arguments: Any, **options: Any) -> Any:
+    """`generate` of the target with its heads."""
+    return generate(model.base, *arguments, heads=model.heads, **options)
 
 
 def plain_greedy(model: BlockwiseLM, prompt: list[int], count: int) -> list[int]:

@@ -27,7 +27,7 @@ def _decoding() -> Names:
     prompt = [0, 5, 10, 15]
     return {
         "VOCAB": VOCAB, "blockwise": blockwise, "model": blockwise.base,
-        "heads": blockwise.head_logits, "lm": lm,
+        "heads": blockwise.heads, "lm": lm,
         "small": random_model("gpt2").base, "prompt_ids": prompt, "prompt": prompt,
         "input_ids": prompt,
         "inputs": {"input_ids": torch.tensor([prompt]), "max_new_tokens": 20},
@@ -55,7 +55,7 @@ def decoding() -> Names:
 
 
 def evaluate() -> Names:
-    """The model brings its heads there, and has been tuned for."""
+    """A drafter has been tuned for the model there."""
     names = _decoding()
     from lattice_bpd.decode.drafter_file import DrafterFile
     from lattice_bpd.draft import DraftConfig
@@ -64,7 +64,7 @@ def evaluate() -> Names:
     sizes = {"file": "corpus.lm", "order": 3, "vocab_size": names["VOCAB"]}
     file = DrafterFile(DraftConfig("tree"), names["VOCAB"], blockwise.num_slots, sizes)
     file.save("drafter.json")
-    return {**names, "model": names["blockwise"]}
+    return names
 
 
 def ngram() -> Names:

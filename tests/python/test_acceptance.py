@@ -84,9 +84,10 @@ def written_plainly(kind: str, text: str, prompt: list[int], count: int):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_rules_write_what_a_plain_loop_writes(kind, text):
     wanted = written_plainly(kind, text, PROMPT, 18)
+    model, heads = model_of(kind).base, model_of(kind).heads
     for way in ("tree", "rows"):
         found = decode(
-            model_of(kind), PROMPT, RandomDrafter(), max_new_tokens=18,
+            model, PROMPT, RandomDrafter(), heads=heads, max_new_tokens=18,
             acceptance=parse_acceptance(text), layout=way,
         )  # fmt: skip
         stats = found.stats
@@ -96,7 +97,7 @@ def test_rules_write_what_a_plain_loop_writes(kind, text):
         assert (found.acceptance, found.lossless) == (text.split(":")[0], False)
     prompts = [PROMPT, [7], [1, 2, 3, 4, 5, 6, 7]]
     batch = decode(
-        model_of(kind), prompts, RandomDrafter(), max_new_tokens=18,
+        model, prompts, RandomDrafter(), heads=heads, max_new_tokens=18,
         acceptance=parse_acceptance(text),
     )  # fmt: skip
     for found, prompt in zip(batch, prompts, strict=True):

@@ -104,13 +104,13 @@ def test_bad_proposals(propose, error, message):
     drafter = Fixed(None)
     drafter.propose = propose
     with pytest.raises(error, match=rf"Fixed(\.propose returned|\ proposed) {message}"):
-        decode(model_of("llama"), PROMPT, drafter)
+        decode(model_of("llama").base, PROMPT, drafter)
 
 
 def test_a_tree_below_another_token_counts_as_none():
     with pytest.warns(DraftWarning, match="node 0 of the tree is .*expected the exact token"):
         result = decode(
-            model_of("llama"),
+            model_of("llama").base,
             [5, 6],
             Fixed(lambda state: PrefixTree([(state.tokens[-1] + 1) % VOCAB, 1], [-1, 0])),
             max_new_tokens=6,
@@ -145,7 +145,7 @@ class Failing:
 def test_a_failed_draft_costs_one_step(error, kind):
     drafter = Failing(error)
     with pytest.warns(DraftWarning, match=f"Failing drafted nothing .{kind}: ") as caught:
-        result = decode(model_of("llama"), PROMPT, drafter, max_new_tokens=20)
+        result = decode(model_of("llama").base, PROMPT, drafter, max_new_tokens=20)
     assert len(caught) == 1  # of many failures
     assert result.token_ids == plain_greedy(model_of("llama"), PROMPT, 20)
     assert result.stats.draft_failures == {kind: drafter.steps // 3}
@@ -156,7 +156,7 @@ def test_names_of_caches_of_transformers_change_nothing(prompts):
     for name in ("static", "dynamic"):
         config = GenerationConfig(cache_implementation=name)
         found = generate(
-            model_of("llama"), prompts, "greedy", generation_config=config, max_new_tokens=5
+            model_of("llama").base, prompts, "greedy", generation_config=config, max_new_tokens=5
         )
         for prompt, one in zip(prompts, found, strict=True):
             assert one.token_ids == greedy_of("llama", tuple(prompt), 5)
@@ -213,7 +213,7 @@ def test_heads_of_an_unknown_number_of_slots_state_it_in_their_first_call():
 )
 def test_a_layout_is_the_shape_of_every_verifying_call(layout, shape):
     """Two drafts of three tokens after the exact token; the second is right."""
-    model, wanted, shapes = model_of("llama"), greedy_of("llama", tuple(PROMPT), 24), []
+    model, wanted, shapes = model_of("llama").base, greedy_of("llama", tuple(PROMPT), 24), []
 
     def two(state):
         right = [*wanted[len(state.new_tokens) :], *PROMPT][:3]
@@ -221,7 +221,7 @@ def test_a_layout_is_the_shape_of_every_verifying_call(layout, shape):
         return PrefixTree.from_drafts(state.tokens[-1], drafts)
 
     generate(model, PROMPT, "greedy", max_new_tokens=2)  # what is read once for a model
-    embedding = model.base.get_input_embeddings()
+    embedding = model.get_input_embeddings()
     handle = embedding.register_forward_hook(
         lambda _module, inputs, _output: shapes.append(tuple(inputs[0].shape))
     )
@@ -281,12 +281,12 @@ def test_options_by_keyword_override_the_config_if_they_are_used(strategy: str) 
 def test_an_lm_that_is_not_used_is_refused_by_name_and_ignored_with_a_config(strategy: str) -> None:
     message = f"strategy '{strategy}' does not use an LM; leave lm out, or use 'mixture'"
     with pytest.raises(ValueError, match=f"^generate: {message}"):
-        generate(model_of("llama"), PROMPT, strategy, lm=small_lm(), max_new_tokens=8)
+        generate(model_of("llama").base, PROMPT, strategy, lm=small_lm(), max_new_tokens=8)
     with pytest.raises(ValueError, match=f"^CustomGenerate: {message}"):
         CustomGenerate(drafter=strategy, lm=small_lm())
-    config = DraftConfig(strategy)
+    model, config = model_of("llama"), DraftConfig(strategy)
     results = [
-        generate(model_of("llama"), PROMPT, config, lm=lm, max_new_tokens=8)
+        generate(model.base, PROMPT, config, heads=model.heads, lm=lm, max_new_tokens=8)
         for lm in (None, small_lm())
     ]
     assert results[0].token_ids == results[1].token_ids

@@ -27,7 +27,7 @@ from blockwise_models import (
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import Drafter, generate
 from lattice_bpd.draft.config import STRATEGIES
-from lattice_bpd.models import BlockwiseLM, VocabularyHeads
+from lattice_bpd.models import VocabularyHeads
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd_drafters.draft_model import DraftModelDrafter
 from lattice_bpd_drafters.medusa_heads import MedusaHeads
@@ -60,7 +60,7 @@ def heads(make: Callable[[Any], Any], name: str = "p_best") -> Callable[[str], O
         if isinstance(source, torch.nn.Module):
             for weight in source.parameters():
                 weight.data.normal_(0.0, 0.3)
-        return {**strategy(name)(kind), "model": BlockwiseLM(model_of(kind).base, heads=source)}
+        return {**strategy(name)(kind), "heads": source}
 
     return options
 
@@ -78,7 +78,7 @@ def sequential_heads(kind: str) -> Options:
             tokens = logits[-1].argmax(dim=-1)
         return torch.stack(logits, dim=1)
 
-    return {**strategy("bpd")(kind), "model": base, "heads": heads}
+    return {**strategy("bpd")(kind), "heads": heads}
 
 
 def two_lms() -> list[NGramLM]:
@@ -114,9 +114,9 @@ def own_output(kind: str, prompt: tuple[int, ...]) -> list[int]:
 
 
 def decoder(kind: str, name: str, **given: Any) -> Callable[..., Any]:
-    options = {"max_new_tokens": NEW, **DRAFTERS[name](kind), **given}
-    model = options.pop("model", model_of(kind))
-    return lambda texts, **more: generate(model, texts, **{**options, **more})
+    model = model_of(kind)
+    options = {"heads": model.heads, "max_new_tokens": NEW, **DRAFTERS[name](kind), **given}
+    return lambda texts, **more: generate(model.base, texts, **{**options, **more})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -29,8 +29,8 @@ from transformers import (
 from blockwise_models import CACHE_NAME, model_of
 from lattice_bpd.decode import decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
-from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.lm_call import unwrap_model
+from lattice_bpd.train.head_states import read_hidden
 from lattice_bpd.verify import CausalLMTarget, PrefixTree, rounding
 from lattice_bpd.verify.rounding import logits_match
 from lattice_bpd.verify.rows import Rows
@@ -225,7 +225,7 @@ def test_logits_and_hidden_states_are_those_of_forward_in_every_call(kind):
         prompt, cache = target.read_prompts(text[:, :9])
         handle.remove()
         later = target(text[:, 9:], cache, position_ids=positions[:, 9:])
-        whole = BlockwiseLM(model, num_heads=2).hidden_states(text)
+        whole = read_hidden(model, text)
     for actual, wanted in (
         (prompt.logits, logits[:, 8:9]), (later.logits, logits[:, 9:]),
         (prompt.hidden, seen[0][:, 8:9]), (later.hidden, seen[0][:, 9:]), (whole, seen[0]),
@@ -254,7 +254,7 @@ def test_wrapped_models_are_unwrapped(wrap):
     model = build_target("llama")
     result = generate(wrap(model), PROMPTS[1], "mixture", **OPTIONS)
     assert result.token_ids == generated("llama")[1]
-    assert BlockwiseLM(wrap(model), num_heads=2).base is model
+    assert CausalLMTarget(wrap(model)).base is model
 
 
 def test_wrappers_that_change_logits_are_refused():

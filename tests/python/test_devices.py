@@ -24,7 +24,7 @@ from blockwise_models import looping_text
 from lattice_bpd import NGramLM
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, VocabularyHeads, model_facts
+from lattice_bpd.models import BlockwiseHeads, VocabularyHeads, model_facts
 from lattice_bpd.models.first_head import FirstHead, HeadNetwork
 from lattice_bpd.train.vocabulary_heads import (
     Positions,
@@ -149,11 +149,7 @@ def test_heads_of_offloaded_targets(offloaded):
             assert result.token_ids == generated("llama")[0]
             drafted.append(result.stats.accept_lengths)
         assert drafted[0] == drafted[1]  # the same drafts
-    blockwise = BlockwiseLM(offloaded, heads=BlockwiseHeads(32, 4, 16, vocab_size=VOCAB))
-    assert blockwise.device == torch.device("cpu")
-    assert not any(weight.is_meta for weight in blockwise.heads.parameters())
-    result = generate(blockwise, PROMPT, "tree", max_new_tokens=COUNT, top_k=4)
-    assert result.token_ids == generated("llama")[0]
+        assert not any(w.is_meta for w in getattr(heads, "parameters", list)())
 
 
 def test_packed_heads_are_not_packed_anew_in_each_step(tmp_path, monkeypatch):

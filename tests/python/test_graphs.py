@@ -102,9 +102,9 @@ def test_batches_that_progress_at_different_speeds(kind: str) -> None:
 
 def test_predictions_and_heads_of_a_replayed_call() -> None:
     """The default drafter reads the most probable tokens, heads the hidden states."""
-    model = copy.deepcopy(model_of("llama"))
-    prompt = [3, 1, 4, 1, 5]
-    options = {"max_new_tokens": 40, "cpu_kernels": False}
+    made = copy.deepcopy(model_of("llama"))
+    model, prompt = made.base, [3, 1, 4, 1, 5]
+    options = {"heads": made.heads, "max_new_tokens": 40, "cpu_kernels": False}
     record_calls(model, on=False)
     plain = [generate(model, prompt, kind, **options) for kind in ("mixture", "bpd")]
     record_calls(model)

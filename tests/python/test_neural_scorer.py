@@ -38,7 +38,7 @@ class PlainScorer(TransitionScorer):
 
     def score(self, state, candidates):
         with torch.inference_mode():
-            rows = [self.model.base(input_ids=torch.tensor([text])).logits[0, -1] for text in state]
+            rows = [self.model(input_ids=torch.tensor([text])).logits[0, -1] for text in state]
         log_probs = torch.stack(rows).log_softmax(dim=-1).numpy()
         return np.take_along_axis(log_probs, candidates.astype(np.int64), axis=1)
 
@@ -69,7 +69,7 @@ class Recording(TransitionScorer):
 
 
 def rescorer(kind="llama"):
-    return model_of(kind) if kind == "trained" else random_model(kind, seed=5)
+    return (model_of(kind) if kind == "trained" else random_model(kind, seed=5)).base
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2"])
@@ -79,7 +79,7 @@ def test_neural_scores_are_those_of_reading_the_whole_text(kind):
     scorer = Recording(NeuralScorer(rescorer(kind)), PlainScorer(rescorer(kind)))
     drafter = ScorerDrafter(scorer, top_k=4, alpha=2.0)  # misleads at times
     for texts in (prompts[:1], prompts):
-        results = decode(model, texts, drafter, max_new_tokens=25)
+        results = decode(model.base, texts, drafter, heads=model.heads, max_new_tokens=25)
         for prompt, result in zip(texts, results, strict=True):
             assert result.token_ids == plain_greedy(model, prompt, 25)
             assert result.stats.draft_failures == {}
@@ -108,9 +108,9 @@ class Failing(TransitionScorer):
 
 @pytest.mark.parametrize("fault", ["nan", "shape", "error"])
 def test_scorer_failures_are_counted_and_lossless(fault):
-    model = trained_model()
+    model, drafter = trained_model(), ScorerDrafter(Failing(fault), top_k=4)
     with pytest.warns(DraftWarning, match=f"drafted nothing .{fault}: .* of Failing: ") as caught:
-        result = decode(model, PROMPT, ScorerDrafter(Failing(fault), top_k=4), max_new_tokens=25)
+        result = decode(model.base, PROMPT, drafter, heads=model.heads, max_new_tokens=25)
     assert len(caught) == 1
     assert result.token_ids == plain_greedy(model, PROMPT, 25)
     steps = result.stats.target_calls - 1
@@ -118,29 +118,29 @@ def test_scorer_failures_are_counted_and_lossless(fault):
 
 
 def test_scorers_that_do_not_fit_are_refused():
-    model, prompt = trained_model(), PROMPT
+    model, heads = trained_model().base, trained_model().heads
     other = build_rescorer("32M", 3 * VOCAB, hidden_size=24, num_layers=1)
     for scorer in (other, MixtureScorer([(NeuralScorer(other), 1.0)])):
         with pytest.raises(ValueError, match=f"vocabulary of {3 * VOCAB}, the target one of"):
-            decode(model, prompt, ScorerDrafter(scorer))
+            decode(model, PROMPT, ScorerDrafter(scorer), heads=heads)
     with pytest.raises(ValueError, match=r"'neural' needs an LM; .* or a TransitionScorer"):
-        generate(model, prompt, "neural")
-    with pytest.raises(TypeError, match=r"lm is a BlockwiseLM; expected an NGramLM.*'neural'"):
-        generate(model, prompt, "tree", lm=model)
+        generate(model, PROMPT, "neural", heads=heads)
+    with pytest.raises(TypeError, match=r"lm is a GPT2LMHeadModel; expected an NGramLM.*'neural'"):
+        generate(model, PROMPT, "tree", heads=heads, lm=model)
     with pytest.raises(TypeError, match="NGramLM or a TransitionScorer"):
         ScorerDrafter(42)
 
 
 def test_neural_rescorer_reads_the_prompt_once_and_a_token_of_each_draft_a_call():
     model = trained_model()
-    small = copy.deepcopy(model)  # the target itself: its drafts are accepted but for the top k
+    small = copy.deepcopy(model.base)  # the target: its drafts are accepted but for the top k
     calls: list[int] = []
-    small.base.register_forward_pre_hook(
+    small.register_forward_pre_hook(
         lambda _module, _args, given: calls.append(given["input_ids"].numel()), with_kwargs=True
     )
     scorer = NeuralScorer(small)
     drafter = ScorerDrafter(scorer, top_k=8, alpha=5.0)
-    result = decode(model, PROMPT, drafter, max_new_tokens=40)
+    result = decode(model.base, PROMPT, drafter, heads=model.heads, max_new_tokens=40)
     steps = result.stats.target_calls - 1
     assert len(calls) <= model.num_slots * steps
     # Each step's draft but its last token, the exact token, and a last one where it was kept.

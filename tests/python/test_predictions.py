@@ -146,12 +146,12 @@ def test_drafts_from_predictions_alone_are_accepted_and_change_nothing(batch):
     model, count = model_of("llama"), 40
     prompts = random_prompts(batch, seed=4)
     drafter = MixtureDrafter(text=False, max_nodes=12)
-    results = decode(model, prompts, drafter, max_new_tokens=count)
+    results = decode(model.base, prompts, drafter, max_new_tokens=count)
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == plain_greedy(model, prompt, count)
         assert result.stats.block_efficiency > 1.2
         assert "predict" in result.stats.seconds
-    without = decode(model, prompts, MixtureDrafter(target=False), max_new_tokens=count)
+    without = decode(model.base, prompts, MixtureDrafter(target=False), max_new_tokens=count)
     assert [one.token_ids for one in without] == [one.token_ids for one in results]
 
 
@@ -160,7 +160,7 @@ def test_sampling_with_predictions_samples_the_same():
     (prompt,) = random_prompts(1, seed=2)
     texts = [
         generate(
-            model, prompt, strategy, max_new_tokens=40,
+            model.base, prompt, strategy, heads=model.heads, max_new_tokens=40,
             acceptance=Sampled(temperature=0.9, seed=3),
         ).token_ids
         for strategy in ("greedy", MixtureDrafter(max_nodes=8), MixtureDrafter(target=False))

@@ -106,8 +106,9 @@ def test_each_step_samples_new_drafts(monkeypatch):
         return sample(*arguments, **options)
 
     monkeypatch.setattr(sampled_drafter, "sample_tree", note)
+    model, rule = model_of("trained"), Rejection(1.2, seed=4)
     generate(
-        model_of("trained"), [[1, 2, 3], [4, 5, 6]], "sampled", acceptance=Rejection(1.2, seed=4),
+        model.base, [[1, 2, 3], [4, 5, 6]], "sampled", heads=model.heads, acceptance=rule,
         lm=small_lm(), top_k=6, max_nodes=8, max_new_tokens=16,
     )  # fmt: skip
     assert len(set(seeds)) == len(seeds) > 6  # of every text in every step
@@ -134,11 +135,11 @@ PROMPTS = [np.random.default_rng(number).integers(0, VOCAB, 3 + number % 9).toli
 )
 def test_sampling_with_a_seed_is_plain_sampling(strategy, options):
     rule = Sampled(**options, seed=11)
-    calls = tokens = 0
+    model, calls, tokens = model_of("trained"), 0, 0
     for prompt in PROMPTS[:6]:
-        plain = generate(model_of("trained"), prompt, "greedy", acceptance=rule, max_new_tokens=40)
+        plain = generate(model.base, prompt, "greedy", acceptance=rule, max_new_tokens=40)
         result = generate(
-            model_of("trained"), prompt, DraftConfig(strategy, top_k=8), lm=small_lm(),
+            model.base, prompt, DraftConfig(strategy, top_k=8), heads=model.heads, lm=small_lm(),
             acceptance=rule, max_new_tokens=40,
         )  # fmt: skip
         assert result.token_ids == plain.token_ids
@@ -152,16 +153,18 @@ def test_sampling_with_a_seed_is_plain_sampling(strategy, options):
 @pytest.mark.parametrize("layout", ["rows", "tree"])
 def test_sampling_a_batch_is_sampling_alone(rule, layout):
     strategy = "sampled" if isinstance(rule, Rejection) else "tree"
+    model = model_of("llama")
     options = {
+        "heads": model.heads,
         "lm": small_lm(),
         "acceptance": rule,
         "top_k": 8,
         "max_new_tokens": 30,
         "layout": layout,
     }
-    together = generate(model_of("llama"), PROMPTS[:9], strategy, **options)
+    together = generate(model.base, PROMPTS[:9], strategy, **options)
     for prompt, result in zip(PROMPTS, together, strict=False):
-        alone = generate(model_of("llama"), prompt, strategy, **options)
+        alone = generate(model.base, prompt, strategy, **options)
         assert result.token_ids == alone.token_ids
 
 

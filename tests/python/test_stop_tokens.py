@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from build_runs import chat_tokenizer
 from lattice_bpd.cli import main
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads
 from planted_drafts import plain_continuation
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated
 
@@ -39,7 +39,9 @@ end token, and where texts end."""
 def write_model(folder: Path, source: str) -> list[list[int]]:
     """Write a model whose end token is named by one source; what its `generate` adds to TEXTS."""
     of_generation, of_config, of_tokenizer, ends = SOURCES[source]
-    BlockwiseLM(build_target("llama"), num_heads=3).save_pretrained(folder)
+    base = build_target("llama")
+    base.save_pretrained(folder)
+    BlockwiseHeads(base.config.hidden_size, 3).save_pretrained(folder, base)
     for name, value in (("generation_config", of_generation), ("config", of_config)):
         path = folder / f"{name}.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": value}))

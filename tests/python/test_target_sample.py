@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from blockwise_models import looping_text, random_model, trained_model
 from lattice_bpd import FormatError
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM, OtherTargetWarning, load_heads
+from lattice_bpd.models import BlockwiseHeads, OtherTargetWarning, load_heads
 from lattice_bpd.models.head_files import TargetSample
 
 PROMPT = looping_text(12, seed=5).tolist()
@@ -46,15 +46,17 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_a_fine_tuned_model_gives_one_warning_and_its_own_output(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder / "tuned")
+    heads = load_heads(folder / "heads")
     with pytest.warns(OtherTargetWarning) as given:
-        model = BlockwiseLM.from_pretrained(folder / "tuned", folder / "heads")
+        results = [generate(model, PROMPT, "bpd", heads=heads, max_new_tokens=20) for _ in range(2)]
     message = str(given[0].message)
     assert len(given) == 1
-    assert "BlockwiseLM: the heads were trained on 'model', and the weights of 'tuned'" in message
+    assert "decode: the heads were trained on 'model', and the weights of 'tuned'" in message
     assert "The output stays the model's own, but fewer draft tokens are accepted;" in message
     ids = torch.tensor([PROMPT])
-    greedy = model.base.generate(ids, max_new_tokens=20, do_sample=False)[0, len(PROMPT) :]
-    assert generate(model, PROMPT, "bpd", max_new_tokens=20).token_ids == greedy.tolist()
+    greedy = model.generate(ids, max_new_tokens=20, do_sample=False)[0, len(PROMPT) :]
+    assert [result.token_ids for result in results] == [greedy.tolist()] * 2
 
 
 @pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16])
@@ -70,7 +72,8 @@ def test_casts_are_no_difference(saved, loaded):
 
 
 def test_heads_without_a_sample_and_unreadable_weights_give_no_warning(folder):
-    BlockwiseLM.from_pretrained(folder / "tuned", folder / "old")
+    tuned = AutoModelForCausalLM.from_pretrained(folder / "tuned")
+    generate(tuned, PROMPT, heads=load_heads(folder / "old"), max_new_tokens=2)
     sample, base = TargetSample.of(trained_model().base), fine_tuned(trained_model().base)
     assert sample.find_differences(base)
     unreadable = copy.deepcopy(base).to(torch.float8_e4m3fn)

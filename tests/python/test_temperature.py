@@ -38,7 +38,8 @@ def state_of(seed: int) -> DecodeState:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCAB, (5,), generator=generator).tolist()
     hidden = torch.randn(32, generator=generator)
-    model = DraftingModel(model_of("trained"))
+    trained = model_of("trained")
+    model = DraftingModel(trained.base, trained.heads)
     state = DecodeState(model, tokens, len(tokens), hidden, 40, DecodeStats())
     state.update_limits()
     return state

@@ -35,7 +35,6 @@ from lattice_bpd import DraftConfig  # noqa: E402
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console  # noqa: E402
 from lattice_bpd.decode import generate  # noqa: E402
 from lattice_bpd.decode.drafter_file import DrafterFile  # noqa: E402
-from lattice_bpd.models import BlockwiseLM  # noqa: E402
 from lattice_bpd_drafters.block_drafter import BlockDrafter  # noqa: E402
 from lattice_bpd_drafters.config import BlockDrafterConfig, SelectorConfig  # noqa: E402
 from lattice_bpd_drafters.extension import DRAFTER_FOLDER  # noqa: E402
@@ -114,33 +113,36 @@ def main() -> None:
     torch.set_num_threads(1)
     made = prepare(args, QUICK, "quick", ConsoleWatcher(make_console(), {}))
     target = widen(made.base, HEAD_SIZE)
-    model = BlockwiseLM(target, heads=made.model.heads)
+    heads = made.model.heads
     folder = args.folder
     (folder / "drafter").mkdir(parents=True, exist_ok=True)
     target.save_pretrained(folder / "target")
     write_tokenizer(args.model / "tok512.model", folder / "target")
-    made.model.heads.save_pretrained(folder / "drafter")
+    heads.save_pretrained(folder / "drafter")
     save_options(made, folder / "drafter", CHAIN)
     prompts = made.found.test[:PROMPTS]
     options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "stop_token_ids": []}
-    outputs = [generate(model, prompt, "greedy", **options).token_ids for prompt in prompts]
+    outputs = [generate(target, prompt, "greedy", **options).token_ids for prompt in prompts]
     calls = {}
     for name, drafter in STRATEGIES.items():
-        results = [generate(model, prompt, drafter, lm=made.lm, **options) for prompt in prompts]
+        results = [
+            generate(target, prompt, drafter, heads=heads, lm=made.lm, **options)
+            for prompt in prompts
+        ]
         if [result.token_ids for result in results] != outputs:
             raise AssertionError(f"{name}: outputs differ from greedy decoding")
         calls[name] = sum(result.stats.target_calls for result in results)
-    medusa = MedusaHeads.from_target(target, made.model.heads.num_slots)
+    medusa = MedusaHeads.from_target(target, heads.num_slots)
     save_medusa(medusa, folder / "medusa")
     sources: dict[str, tuple[Any, DraftConfig]] = {"medusa": (medusa, CHAIN)}
     for name, sizes in BLOCK_SIZES.items():
         block = random_drafter(sizes, target)
         block.save_pretrained(folder / name / DRAFTER_FOLDER)
         sources[name] = (block, BLOCK)
-    for name, (heads, config) in sources.items():
+    for name, (others, config) in sources.items():
         save_options(made, folder / name, config)
         results = [
-            generate(target, prompt, config, heads=heads, lm=made.lm, **options)
+            generate(target, prompt, config, heads=others, lm=made.lm, **options)
             for prompt in prompts
         ]
         if [result.token_ids for result in results] != outputs:

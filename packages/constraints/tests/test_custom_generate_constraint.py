@@ -75,13 +75,13 @@ def test_constrained_output_is_plain_generates_with_a_processor(strategy: str, c
 
 def test_without_the_distribution_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extensions, "find_extensions", lambda _group: {})
-    model, constraint = model_of("llama"), words()
+    model, constraint = model_of("llama").base, words()
     message = "'constraint' is a feature of .*; pip install lattice-bpd-constraints"
     with pytest.raises(ImportError, match=message):
         generate(model, [1, 2], constraint=constraint)
     method = CustomGenerate(drafter="greedy", constraint=constraint)
     with pytest.raises(ImportError, match=message):
-        model.base.generate(torch.tensor([[1, 2]]), max_new_tokens=4, custom_generate=method)
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=4, custom_generate=method)
     assert generate(model, [1, 2], max_new_tokens=4).stats.tokens == 4
 
 

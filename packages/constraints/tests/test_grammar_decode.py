@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockwise_models import POSITIONS, VOCAB, model_of, random_model
+from blockwise_models import POSITIONS, VOCAB, model_of, output_of, random_model
 from constraints import (
     END,
     REGEXES,
@@ -25,11 +25,11 @@ from constraints import (
     text_of,
 )
 from lattice_bpd import DraftConfig, NGramLM, verify
-from lattice_bpd.decode import Drafter, PBestDrafter, TreeDrafter, decode, generate
+from lattice_bpd.decode import Drafter, PBestDrafter, TreeDrafter, decode
 from lattice_bpd.decode.drafters import MixtureDrafter
-from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd_constraints import GuidanceConstraint
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 
 PROMPT = [1, 2, 3]
 WAYS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def test_grammar_of_a_regex_with_every_strategy(kind: str, regex: str, lm: NGram
     model, constraint = model_of(kind), guidance(regex)
     wanted = constrained_greedy(model, PROMPT, constraint, 28)
     for way in WAYS:
-        result = generate(
+        result = output_of(
             model, PROMPT, constraint=constraint, max_new_tokens=28, **options_of(way, lm)
         )
         assert result.token_ids == wanted, way
@@ -84,7 +84,7 @@ def test_grammar_of_an_acceptor_with_every_strategy(number: int, seed: int, lm: 
     for kind in ("llama", "trained"):
         wanted = constrained_greedy(model_of(kind), PROMPT, constraint, 20)
         for way in WAYS:
-            result = generate(
+            result = output_of(
                 model_of(kind), PROMPT, constraint=constraint, max_new_tokens=20,
                 **options_of(way, lm),
             )  # fmt: skip
@@ -97,7 +97,7 @@ def test_grammar_of_a_batch_is_as_alone(layout: str, lm: NGramLM) -> None:
     prompts = [[1, 2, 3], [7], [9, 8, 7, 6, 5, 4], [30, 1]]
     for way in ("bpd", "p_best", "tree"):
         options = {"constraint": constraint, "max_new_tokens": 24, "layout": layout}
-        together = generate(model, prompts, **options, **options_of(way, lm))
+        together = output_of(model, prompts, **options, **options_of(way, lm))
         for prompt, result in zip(prompts, together, strict=True):
             assert result.token_ids == constrained_greedy(model, prompt, constraint, 24)
 
@@ -106,7 +106,7 @@ def test_grammar_ends_only_where_it_accepts() -> None:
     model = model_of("llama")
     stop = TOKENS.index(b"z")
     constraint = guidance("[a-y]{6}[a-z]*")
-    results = generate(
+    results = output_of(
         model, PROMPT, "bpd", constraint=constraint, stop_token_ids=[stop], max_new_tokens=40
     )
     assert results.token_ids == constrained_greedy(model, PROMPT, constraint, 40, (stop,))
@@ -117,13 +117,13 @@ def test_grammar_ends_only_where_it_accepts() -> None:
 def test_grammar_without_end_tokens_ends_when_nothing_may_follow() -> None:
     constraint = acceptor_of([(0, 5, 1), (0, 6, 1), (1, 7, 2), (1, 8, 2)], {2})
     for strategy in ("greedy", "tree"):
-        result = generate(model_of("llama"), PROMPT, small(strategy), constraint=constraint)
+        result = output_of(model_of("llama"), PROMPT, small(strategy), constraint=constraint)
         assert (len(result.token_ids), result.finish) == (2, "constraint")
     empty = acceptor_of([(0, 0, 1)], {1})
-    result = generate(model_of("llama"), PROMPT, small(), constraint=empty)
+    result = output_of(model_of("llama"), PROMPT, small(), constraint=empty)
     assert (result.token_ids, result.finish) == ([], "constraint")
     circle = acceptor_of([(0, 5, 0)], {0})
-    result = generate(model_of("llama"), PROMPT, small(), constraint=circle, max_new_tokens=9)
+    result = output_of(model_of("llama"), PROMPT, small(), constraint=circle, max_new_tokens=9)
     assert (result.token_ids, result.finish) == ([4] * 9, "length")
 
 
@@ -131,16 +131,16 @@ def test_grammar_drafts_what_must_come_beyond_the_heads() -> None:
     chain = [(state, state + 5, state + 1) for state in range(20)]
     constraint = acceptor_of(chain, {20}, end_token_ids=[40])
     model = random_model("llama")
-    result = generate(model, PROMPT, "bpd", constraint=constraint, max_new_tokens=30)
+    result = output_of(model, PROMPT, "bpd", constraint=constraint, max_new_tokens=30)
     assert result.token_ids == [*range(4, 24), 40]
     assert result.stats.target_calls == 2  # the prompt, and all that must come
     assert result.stats.verified_tokens == 20
-    greedy = generate(model, PROMPT, "greedy", constraint=constraint, max_new_tokens=30)
+    greedy = output_of(model, PROMPT, "greedy", constraint=constraint, max_new_tokens=30)
     assert greedy.token_ids == result.token_ids
     assert greedy.stats.target_calls == 21
     most = POSITIONS - len(PROMPT) + 1
     long = acceptor_of([(0, 5, 0)], {0})
-    result = generate(model, PROMPT, "bpd", constraint=long, max_new_tokens=200)
+    result = output_of(model, PROMPT, "bpd", constraint=long, max_new_tokens=200)
     assert (len(result.token_ids), result.finish) == (most, "positions")
 
 
@@ -154,7 +154,7 @@ class Stubborn(Drafter):
 
 def test_grammar_cuts_the_drafts_of_any_drafter() -> None:
     model, constraint = model_of("llama"), guidance("[a-c]{30}")
-    result = decode(model, PROMPT, Stubborn(), constraint=constraint, max_new_tokens=8)
+    result = decode(model.base, PROMPT, Stubborn(), constraint=constraint, max_new_tokens=8)
     assert result.token_ids == constrained_greedy(model, PROMPT, constraint, 8)
     steps = result.stats.target_calls - 1
     assert steps - 1 <= result.stats.verified_tokens <= steps  # the 1 alone, where one more fits
@@ -193,7 +193,9 @@ def test_grammar_drafts_are_allowed_on_their_path(name: str, least: int, lm: NGr
             return trees
 
     model = model_of("llama")
-    result = decode(model, PROMPT, Watched(), constraint=constraint, max_new_tokens=24)
+    result = decode(
+        model.base, PROMPT, Watched(), heads=model.heads, constraint=constraint, max_new_tokens=24
+    )
     assert result.token_ids == constrained_greedy(model, PROMPT, constraint, 24)
     assert np.mean(sizes) >= least
 
@@ -201,9 +203,9 @@ def test_grammar_drafts_are_allowed_on_their_path(name: str, least: int, lm: NGr
 def test_grammar_of_another_vocabulary_is_refused() -> None:
     small = acceptor_of([(0, 1, 1)], {1}, vocab_size=20)
     with pytest.raises(ValueError, match=r"a vocabulary of 20, the target one of 48"):
-        generate(model_of("llama"), PROMPT, constraint=small)
+        output_of(model_of("llama"), PROMPT, constraint=small)
     with pytest.raises(TypeError, match="constraint is a str; expected a Constraint"):
-        generate(model_of("llama"), PROMPT, constraint="a*")  # type: ignore[arg-type]
+        output_of(model_of("llama"), PROMPT, constraint="a*")  # type: ignore[arg-type]
 
 
 def tiny_model(vocab_size: int) -> BlockwiseLM:
@@ -243,7 +245,7 @@ def test_grammar_of_a_json_schema_over_sentencepiece(shared_data: Path) -> None:
     assert wanted[-1] == tokenizer.eos_id()
     assert set(json.loads(tokenizer.decode(wanted[:-1]))) == {"name", "kind", "count"}
     for strategy in ("bpd", "p_best", "tree"):
-        result = generate(model, [5, 6], small(strategy), constraint=constraint, max_new_tokens=60)
+        result = output_of(model, [5, 6], small(strategy), constraint=constraint, max_new_tokens=60)
         assert result.token_ids == wanted
         assert result.stats.target_calls < len(wanted)
 
@@ -253,9 +255,9 @@ def test_grammar_under_sampling_by_seed() -> None:
     texts = set()
     for seed in range(4):
         options = {"acceptance": getattr(verify, "Sampled")(1.5, seed=seed), "max_new_tokens": 30}  # noqa: B009
-        plain = generate(model, PROMPT, "greedy", constraint=constraint, **options)
+        plain = output_of(model, PROMPT, "greedy", constraint=constraint, **options)
         for strategy in ("bpd", "p_best", "tree", "mixture"):
-            result = generate(model, PROMPT, small(strategy), constraint=constraint, **options)
+            result = output_of(model, PROMPT, small(strategy), constraint=constraint, **options)
             assert result.token_ids == plain.token_ids
         texts.add(text_of(plain.token_ids))
         assert re.fullmatch("abc[0-9]+(xyz)?", text_of(plain.token_ids))

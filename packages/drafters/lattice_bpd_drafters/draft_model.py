@@ -150,9 +150,8 @@ class DraftModelDrafter(Drafter):
     nothing. Not safe for threads; serves one call of `decode` at a time.
 
     Args:
-        model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used). Of a
-            larger or smaller vocabulary than the target's, such as another padding of the
-            embeddings, the ids are used that both have.
+        model: any causal LM of `transformers`. Of a larger or smaller vocabulary than the target's,
+            such as another padding of the embeddings, the ids are used that both have.
         config: options; None: the defaults.
         shape: one of SHAPES, see the module; None: "chain", with a number as max_nodes "beam", and
             where the target samples "sampled" and "sampled_tree". Draft models that do not read

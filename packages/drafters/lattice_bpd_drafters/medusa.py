@@ -32,9 +32,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import HeadFormat, find_own_loader, load_target
 from lattice_bpd.models.head_files import check_sizes, read_json, staged_folder
+from lattice_bpd.models.heads import check_heads
+from lattice_bpd.models.hooks import loaded
 from lattice_bpd_drafters.medusa_heads import MEDUSA_FILES, MedusaHeads
 
 PREFIX = "medusa_head."
@@ -192,8 +193,8 @@ def load_medusa(
     *,
     num_slots: int | None = None,
     **options: Any,
-) -> BlockwiseLM:
-    """A target with Medusa heads, ready for decoding.
+) -> tuple[PreTrainedModel, MedusaHeads]:
+    """A target and its Medusa heads: `generate(target, .., heads=heads)`.
 
     Args:
         directory: a Medusa checkpoint.
@@ -203,7 +204,7 @@ def load_medusa(
         options: passed to `AutoModelForCausalLM.from_pretrained`, such as dtype.
 
     Returns:
-        BlockwiseLM in evaluation mode.
+        Both in evaluation mode.
 
     Raises:
         FormatError: files that are missing, cut, altered, or do not fit each other.
@@ -216,9 +217,10 @@ def load_medusa(
     heads = load_medusa_heads(directory, num_slots=num_slots)
     if base is None:
         base = load_target(_target_folder(directory), **options)
-    model = BlockwiseLM(base, heads=heads)
-    model.eval()
-    return model
+    output: Any = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    with loaded(output):
+        check_heads(heads, output.weight)
+    return base.eval(), heads.eval()  # type: ignore[no-untyped-call]
 
 
 def _target_folder(directory: Path) -> Path:

@@ -23,7 +23,7 @@ MEDUSA_FILES = HeadFiles("medusa_heads", {**dict.fromkeys(_SIZES, 1), "num_layer
 
 
 class MedusaHeads(SavedHeads):
-    """H heads evaluated together; `heads=` of `generate` or `BlockwiseLM`.
+    """H heads evaluated together; `heads=` of `generate`.
 
     Args:
         hidden_size: D, the width of the target's last hidden state.

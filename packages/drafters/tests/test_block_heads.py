@@ -19,7 +19,8 @@ from lattice_bpd.decode import DecodeState, DraftingModel, generate
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads, load_heads
+from lattice_bpd.models.checkpoint import load_target, save_heads
 from lattice_bpd_drafters.block_drafter import BlockDrafter
 from lattice_bpd_drafters.config import BlockDrafterConfig
 from lattice_bpd_drafters.heads import BlockDrafterHeads
@@ -187,17 +188,16 @@ def test_reduced_draft_vocabulary() -> None:
 
 def test_a_model_folder_with_a_block_drafter(tmp_path: Path) -> None:
     """Saved beside its target, a drafter is loaded as heads are; other heads replace it."""
-    model = BlockwiseLM(target(), heads=drafter())
-    model.save_pretrained(tmp_path)
-    loaded = BlockwiseLM.from_pretrained(tmp_path)
-    assert isinstance(loaded.heads, BlockDrafter)
+    target().save_pretrained(tmp_path)
+    save_heads(drafter(), tmp_path, target())
+    loaded = load_target(tmp_path), load_heads(tmp_path)
+    assert isinstance(loaded[1], BlockDrafter)
     found = [
-        generate(one, PROMPTS[0], "tree", lm=lm(), max_new_tokens=COUNT) for one in (model, loaded)
+        generate(model, PROMPTS[0], "tree", heads=heads, lm=lm(), max_new_tokens=COUNT)
+        for model, heads in ((target(), drafter()), loaded)
     ]
     assert found[0].token_ids == found[1].token_ids == plain()[0]
     assert found[0].stats.accept_lengths == found[1].stats.accept_lengths
-    with pytest.raises(TypeError, match="decode with generate"):
-        loaded.head_logits(torch.zeros(1, 32))
-    BlockwiseLM(target(), num_heads=3).save_pretrained(tmp_path)
+    save_heads(BlockwiseHeads(32, 3), tmp_path, target())
     assert not (tmp_path / "block_drafter").exists()
-    assert isinstance(BlockwiseLM.from_pretrained(tmp_path).heads, BlockwiseHeads)
+    assert isinstance(load_heads(tmp_path), BlockwiseHeads)

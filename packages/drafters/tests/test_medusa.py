@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from blockwise_models import VOCAB, model_of
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads, load_heads
+from lattice_bpd.models.checkpoint import save_heads
 from lattice_bpd_drafters.medusa import (
     SharedBlocksWarning,
     load_medusa,
@@ -87,8 +88,10 @@ def test_medusa_v01_file_of_medusas_own_modules(tmp_path, num_layers, prefix):
     heads = random_heads(num_layers)
     write_by_hand(heads, tmp_path, prefix)
     assert same(load_medusa_heads(tmp_path), heads)
-    model = load_medusa(tmp_path, model_of("llama").base)
-    assert (model.num_slots, model.num_heads, model.vocab_size) == (SLOTS, SLOTS + 1, VOCAB)
+    base = model_of("llama").base
+    target, loaded = load_medusa(tmp_path, base)
+    assert target is base
+    assert (same(loaded, heads), loaded.num_slots, loaded.training) == (True, SLOTS, False)
 
 
 def test_medusa_v01_written_and_read_back(tmp_path):
@@ -101,7 +104,7 @@ def test_medusa_v01_written_and_read_back(tmp_path):
     names = set(torch.load(folder / "medusa_lm_head.pt", weights_only=True))
     parts = ("0.linear.weight", "0.linear.bias", "1.linear.weight", "1.linear.bias", "2.weight")
     assert names == {f"{slot}.{part}" for slot in range(SLOTS) for part in parts}
-    assert same(load_medusa(folder).heads, heads)
+    assert same(load_medusa(folder)[1], heads)
     save_medusa(heads, folder)  # over what is there
     with pytest.raises(ValueError, match=r"has heads only, for the target ''.*give it as base="):
         load_medusa(folder)
@@ -116,11 +119,11 @@ def test_medusa_v10_written_and_read_back(tmp_path, shard_size, monkeypatch):
     )
     save_medusa(heads, tmp_path, base=base)
     assert (tmp_path / "model.safetensors.index.json").is_file() == (shard_size == "20KB")
-    model = load_medusa(tmp_path)
-    assert same(model.heads, heads)
+    target, loaded = load_medusa(tmp_path)
+    assert same(loaded, heads)
     tokens = torch.tensor([[3, 5, 7]])
     with torch.inference_mode():
-        assert torch.equal(model.base(tokens).logits, base(tokens).logits)
+        assert torch.equal(target(tokens).logits, base(tokens).logits)
     assert not list(tmp_path.glob(".saving*"))
 
 
@@ -198,22 +201,21 @@ def test_medusa_heads_of_another_target_are_refused(tmp_path):
         MedusaHeads(8, 8, 0)
     heads = BlockwiseHeads(WIDTH, 3, vocab_size=100)
     with pytest.raises(ValueError, match="vocabulary of 100, the target one of 48"):
-        BlockwiseLM(base, heads=heads)
+        generate(base, [1, 2], heads=heads)
     lm = NGramLM.train([[1, 2, 3]], 2, vocab_size=100, smoothing="witten_bell")
-    model = BlockwiseLM(base, heads=random_heads())
     with pytest.raises(ValueError, match="vocabulary of 100, the target one of 48"):
-        generate(model, [1, 2], "p_best", lm=lm, top_k=4)
+        generate(base, [1, 2], "p_best", heads=random_heads(), lm=lm, top_k=4)
 
 
-def test_medusa_model_keeps_its_heads_in_safetensors(tmp_path):
-    model = BlockwiseLM(model_of("gpt2").base, heads=random_heads())
+def test_medusa_heads_are_kept_in_safetensors(tmp_path):
+    heads = random_heads()
     model_of("gpt2").save_pretrained(tmp_path)  # other heads before: they must not come back
-    model.save_pretrained(tmp_path)
-    loaded = BlockwiseLM.from_pretrained(tmp_path)
-    assert isinstance(loaded.heads, MedusaHeads)
-    assert same(loaded.heads, model.heads)
+    save_heads(heads, tmp_path)
+    loaded = load_heads(tmp_path)
+    assert isinstance(loaded, MedusaHeads)
+    assert same(loaded, heads)
     model_of("gpt2").save_pretrained(tmp_path)
-    assert isinstance(BlockwiseLM.from_pretrained(tmp_path).heads, BlockwiseHeads)
+    assert isinstance(load_heads(tmp_path), BlockwiseHeads)
     random_heads().save_pretrained(tmp_path)
     (tmp_path / "medusa_heads.safetensors").write_bytes(b"no")
     with pytest.raises(FormatError, match="heads' weights cannot be read"):
@@ -222,8 +224,9 @@ def test_medusa_model_keeps_its_heads_in_safetensors(tmp_path):
 
 def test_other_heads_on_a_target_that_came_with_medusas(tmp_path):
     save_medusa(random_heads(), tmp_path / "medusa", base=model_of("llama").base)
-    base = load_medusa(tmp_path / "medusa").base
-    assert isinstance(BlockwiseLM.from_pretrained(tmp_path / "medusa").heads, MedusaHeads)
+    base, _ = load_medusa(tmp_path / "medusa")
+    assert isinstance(load_heads(tmp_path / "medusa"), MedusaHeads)
     assert base.config.medusa_num_heads == SLOTS  # and so has what is saved now
-    BlockwiseLM(base, heads=model_of("llama").heads).save_pretrained(tmp_path / "own")
-    assert isinstance(BlockwiseLM.from_pretrained(tmp_path / "own").heads, BlockwiseHeads)
+    base.save_pretrained(tmp_path / "own")
+    save_heads(model_of("llama").heads, tmp_path / "own")
+    assert isinstance(load_heads(tmp_path / "own"), BlockwiseHeads)

@@ -14,7 +14,7 @@ import torch
 
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, decode, generate
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads
 from lattice_bpd.verify import PrefixTree
 from lattice_bpd_kim2024.evaluate import record
 from lattice_bpd_translation.target import Seq2SeqTarget
@@ -151,7 +151,6 @@ def test_blockwise_heads_on_the_decoder():
         (lambda m: generate(m, [VOCAB], "greedy"), ValueError, "token id 40"),
         (lambda m: generate(m, [5] * (POSITIONS + 1), "greedy"), ValueError, "positions for 48"),
         (lambda m: Seq2SeqTarget(m, [VOCAB]), ValueError, "decoder_prompt"),
-        (BlockwiseLM, TypeError, "encoder-decoder"),
         (lambda m: record(m, [[5]], [[6]]), TypeError, "record: Bart.* is an encoder-decoder"),
         (
             lambda m: m.generate(

@@ -87,9 +87,9 @@ def _check_sources(strategy: str, sources: DraftSources) -> None:
     if "heads" in info.needs and not sources.has_heads:
         raise ValueError(
             f"make_drafter: strategy {strategy!r} needs draft heads and the model has none; give "
-            "heads= (--heads DIR on the command line), a callable that turns hidden states (B, D) "
-            "into logits (B, H, V), or a BlockwiseLM; without heads use 'mixture', or "
-            "'draft_model' with lm="
+            "heads= (--heads DIR on the command line), such as load_heads(folder), or a callable "
+            "that turns hidden states (B, D) into logits (B, H, V); without heads use 'mixture', "
+            "or 'draft_model' with lm="
         )
 
 

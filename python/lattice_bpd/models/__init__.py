@@ -14,7 +14,6 @@ except ImportError as error:
         "need torch and transformers; run: pip install 'lattice-bpd[torch]'"
     ) from error
 
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_heads
 from lattice_bpd.models.head_files import OtherTargetWarning
 from lattice_bpd.models.heads import BlockwiseHeads
@@ -22,7 +21,6 @@ from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
 __all__ = [
     "BlockwiseHeads",
-    "BlockwiseLM",
     "OtherTargetWarning",
     "VocabularyHeads",
     "load_heads",

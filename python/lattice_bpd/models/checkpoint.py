@@ -1,6 +1,4 @@
-"""Reading and writing of models with heads.
-
-The directory is a plain `transformers` checkpoint of the target, plus those of the heads:
+"""Files of heads, in a folder of their own or in that of their target.
 
     config.json, model.safetensors, ...          the target, as `PreTrainedModel` writes it
     blockwise_heads.safetensors, ..heads.json    BlockwiseHeads (`head_files`), or
@@ -8,8 +6,7 @@ The directory is a plain `transformers` checkpoint of the target, plus those of 
     block_drafter/, ..                           heads of other distributions (`HeadFormat`)
     first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
 
-The target is written first, and the heads' JSON last, each renamed from a temporary name, so a
-directory with that JSON is complete.
+The heads' JSON is written last, renamed from a temporary name, so heads with it are complete.
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
 from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
-from lattice_bpd.models.first_head import load_first_head, plain_output_embedding, save_first_head
-from lattice_bpd.models.head_files import SavedHeads, staged_folder
+from lattice_bpd.models.first_head import load_first_head
+from lattice_bpd.models.head_files import SavedHeads
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.pretrained import Pretrained, find_pretrained
@@ -93,26 +90,6 @@ def _has_traces(directory: Path, name: str) -> bool:
     return any(directory.glob(f"{name}*")) or (
         config.is_file() and f'"{name}_num_' in config.read_text(errors="replace")
     )
-
-
-def save_checkpoint(base: PreTrainedModel, heads: object, directory: Path) -> None:
-    """Write target and heads into `directory`, which is created if missing.
-
-    Raises:
-        TypeError: heads without a file format.
-        OSError: the directory cannot be written.
-    """
-    if not isinstance(heads, (*_OWN_HEADS, *(extension.kind for extension in _head_formats()))):
-        raise TypeError(
-            f"save_pretrained: the heads are {type(heads).__name__}, which have no file format; "
-            "expected BlockwiseHeads, VocabularyHeads or those of an installed distribution; save "
-            "the target with model.base.save_pretrained(directory) and attach the heads again "
-            "after loading"
-        )
-    with staged_folder(directory) as folder, plain_output_embedding(base):
-        base.save_pretrained(folder)
-    save_first_head(base, directory)
-    save_heads(heads, directory, base)
 
 
 def load_heads(directory: str | Path) -> Any:
@@ -226,16 +203,15 @@ def find_stop_tokens(model: Any, tokenizer: Any = None) -> frozenset[int]:
     tokenizer's EOS token. Ids that the model cannot generate, such as -1, end no text.
 
     Args:
-        model: a causal LM or an encoder-decoder of `transformers`, or a BlockwiseLM.
+        model: a causal LM or an encoder-decoder of `transformers`.
         tokenizer: of transformers.
 
     Returns:
         Token ids, 0..V-1; none if no source names any.
     """
-    base = getattr(model, "base", model)
-    config = getattr(base, "config", None)
+    config = getattr(model, "config", None)
     text_config = config.get_text_config(decoder=True) if config is not None else None
-    for source in (getattr(base, "generation_config", None), config, text_config):
+    for source in (getattr(model, "generation_config", None), config, text_config):
         ends = getattr(source, "eos_token_id", None)
         if ends is not None:
             break

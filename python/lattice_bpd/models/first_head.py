@@ -6,12 +6,9 @@ compute head 1 with its network, and everything that decodes or verifies needs n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
@@ -82,24 +79,8 @@ def project_states(embedding: nn.Module, states: Tensor) -> Tensor:
     return cast(Tensor, embedding(states))
 
 
-def save_first_head(base: PreTrainedModel, directory: Path) -> None:
-    """Write first_head.safetensors and first_head.json, or remove them if head 1 has no network.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
-    embedding: Any = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if isinstance(embedding, FirstHead):
-        inner: nn.Linear = embedding.network.inner
-        sizes = {"hidden_size": inner.in_features, "inner_size": inner.out_features}
-        FIRST_HEAD_FILES.write(directory, sizes, embedding.network)
-        return
-    for stale in (FIRST_HEAD_FILES.config_name, FIRST_HEAD_FILES.weights_name):
-        (directory / stale).unlink(missing_ok=True)
-
-
 def load_first_head(base: PreTrainedModel, directory: Path) -> None:
-    """Attach what `save_first_head` wrote; nothing where the directory has no such file.
+    """Attach the network of a folder's first_head.json; nothing where it has no such file.
 
     Raises:
         FormatError: a file is missing, cut, altered, of another format version or width.
@@ -118,20 +99,3 @@ def load_first_head(base: PreTrainedModel, directory: Path) -> None:
             "or train it again"
         )
     base.set_output_embeddings(FirstHead(embedding, network))  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def plain_output_embedding(base: PreTrainedModel) -> Iterator[None]:
-    """Inside, the target has its output embedding without head 1's network, for writing it."""
-    embedding: Any = base.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if not isinstance(embedding, FirstHead):
-        yield
-        return
-    with torch.device("meta"):
-        plain = nn.Linear(embedding.in_features, embedding.out_features)
-    plain.weight, plain.bias = embedding.weight, embedding.bias
-    base.set_output_embeddings(plain)  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        base.set_output_embeddings(embedding)  # type: ignore[no-untyped-call]

@@ -34,8 +34,8 @@ class BlockwiseHeads(SavedHeads):
         hidden_size: D, the width of the target's last hidden state.
         num_heads: h, head 1 (the target's own) included; at least 2.
         inner_size: F, the width of each head's hidden layer; D when None.
-        vocab_size: V of the target that they are trained on, if known: `BlockwiseLM` refuses a
-            target with another vocabulary.
+        vocab_size: V of the target that they are trained on, if known: a target with another
+            vocabulary is refused.
 
     Attributes:
         trained_on: a sample of the weights of the target that they were trained on, if it was
@@ -124,19 +124,13 @@ def check_heads(heads: Any, output_weight: Tensor) -> None:
     """Raise unless heads fit a target; sets the vocabulary of BlockwiseHeads that have none.
 
     Args:
-        heads: BlockwiseHeads, or a callable with num_slots.
+        heads: with hidden_size and vocab_size, where they depend on these.
         output_weight: (V, D) of the target's output embedding.
 
     Raises:
-        TypeError: other heads.
         ValueError: another width or vocabulary.
     """
     name = type(heads).__name__
-    if not (callable(heads) and hasattr(heads, "num_slots")):
-        raise TypeError(
-            f"BlockwiseLM: heads is a {name}; expected BlockwiseHeads or another callable with "
-            "num_slots; give any other callable to generate as heads="
-        )
     target_vocab, target_width = output_weight.shape
     width = getattr(heads, "hidden_size", target_width)
     if width != target_width:

@@ -324,8 +324,8 @@ def check_causal(base: Any) -> PreTrainedModel:
     name = type(base).__name__
     if not isinstance(base, PreTrainedModel):
         raise TypeError(
-            f"decode: model is a {name}; expected a causal LM of transformers or a BlockwiseLM; "
-            "load one with AutoModelForCausalLM.from_pretrained"
+            f"decode: model is a {name}; expected a causal LM of transformers; load one with "
+            "AutoModelForCausalLM.from_pretrained"
         )
     if getattr(base.config, "is_encoder_decoder", False):
         raise TypeError(

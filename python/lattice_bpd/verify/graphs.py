@@ -60,10 +60,10 @@ def record_calls(model: Any, *, on: bool = True) -> None:
     at most 0.3 of the free memory.
 
     Args:
-        model: a causal LM of `transformers`, or a BlockwiseLM.
+        model: a causal LM of `transformers`.
         on: False: no longer, and forget what was recorded.
     """
-    base = unwrap_model(getattr(model, "base", model))
+    base = unwrap_model(model)
     _WANTED[base] = on
     if not on:
         facts_of(base).pop("recorded", None)

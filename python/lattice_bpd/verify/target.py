@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from lattice_bpd.extensions import TARGETS, load_extension
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.forward import LMOutput, call_forward, call_inner, has_own_call
 from lattice_bpd.models.lm_call import (
     cache_argument,
@@ -44,7 +43,7 @@ class CausalLMTarget:
     """Any decoder-only LM of `transformers` as a target.
 
     Args:
-        model: the model, a BlockwiseLM around it, or a wrapper such as `torch.compile(model)`; see
+        model: the model, or a wrapper such as `torch.compile(model)`; see
             `lattice_bpd.models.lm_call.unwrap_model`.
 
     Attributes:
@@ -79,8 +78,8 @@ class CausalLMTarget:
     is_recorded = False
     shift = 0
 
-    def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
-        base = unwrap_model(model.base if isinstance(model, BlockwiseLM) else model)
+    def __init__(self, model: PreTrainedModel) -> None:
+        base = unwrap_model(model)
         self.base = check_causal(base)
         self._facts: Any = None
         self._cache_name = str(cache_argument(base))

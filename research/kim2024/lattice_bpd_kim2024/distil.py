@@ -22,7 +22,6 @@ from lattice_bpd.lm.training import (
     flatten_sequences,
     warn_of_counts,
 )
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array
 from lattice_bpd.train.head_states import batch_by_length
 from lattice_bpd.verify.greedy import greedy_tokens
@@ -45,7 +44,7 @@ class _Window(NamedTuple):
 
 
 def distil_ngram(
-    model: PreTrainedModel | BlockwiseLM,
+    model: PreTrainedModel,
     sequences: Iterable[Any] | RaggedIds,
     order: int = 4,
     *,
@@ -110,7 +109,7 @@ def distil_ngram(
 
 
 def predict_targets(
-    model: PreTrainedModel | BlockwiseLM,
+    model: PreTrainedModel,
     sequences: Iterable[Any] | RaggedIds,
     *,
     window: int | None = None,
@@ -141,22 +140,22 @@ def predict_targets(
 
 @torch.inference_mode()
 def _predict_all(
-    model: PreTrainedModel | BlockwiseLM,
+    model: PreTrainedModel,
     ragged: RaggedIds,
     window: int | None,
     on_tokens: OnTokens | None,
 ) -> Int32Array:
     """(N,) the prediction after each token of the corpus."""
-    base, vocab_size = _base_of(model), _vocab_size_of(model)
+    vocab_size = _vocab_size_of(model)
     _check_ids(ragged.token_ids, vocab_size)
-    windows = list(_cut(ragged, _window_size(base, window)))
+    windows = list(_cut(ragged, _window_size(model, window)))
     chosen = np.zeros(len(ragged.token_ids), np.int32)
     done = 0
-    max_tokens = _MAX_TOKENS.get(base.device.type, _DEFAULT_MAX_TOKENS)
+    max_tokens = _MAX_TOKENS.get(model.device.type, _DEFAULT_MAX_TOKENS)
     lengths = [part.end - part.begin for part in windows]
     for numbers in batch_by_length(lengths, min(_LOGITS // vocab_size, max_tokens)):
         batch = [windows[number] for number in numbers]
-        rows = _predict(base, ragged.token_ids, batch)
+        rows = _predict(model, ragged.token_ids, batch)
         for row, part in zip(rows, batch, strict=True):
             chosen[part.first : part.end] = row[part.first - part.begin : part.end - part.begin]
             done += part.end - part.first
@@ -177,12 +176,8 @@ def _predict(base: PreTrainedModel, ids: Int32Array, batch: Sequence[_Window]) -
     return predicted
 
 
-def _base_of(model: PreTrainedModel | BlockwiseLM) -> PreTrainedModel:
-    return model.base if isinstance(model, BlockwiseLM) else model
-
-
-def _vocab_size_of(model: PreTrainedModel | BlockwiseLM) -> int:
-    return int(_base_of(model).get_output_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
+def _vocab_size_of(model: PreTrainedModel) -> int:
+    return int(model.get_output_embeddings().weight.shape[0])  # type: ignore[no-untyped-call]
 
 
 def _window_size(base: PreTrainedModel, window: int | None) -> int:

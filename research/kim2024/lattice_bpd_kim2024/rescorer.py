@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd.models.head_files import staged_folder
 from lattice_bpd.models.lm_call import find_max_positions
 from lattice_bpd.train.corpus import Corpus, StrPath
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.job import FrozenTargetJob
 from lattice_bpd_kim2024.heads.joint import TrainReport, train_blockwise
 from lattice_bpd_kim2024.heads.options import TrainOptions, check_options

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from lattice_bpd.extensions import require
-from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

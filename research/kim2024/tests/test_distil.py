@@ -23,7 +23,7 @@ def choices_one_by_one(model, text):
     choices = []
     for end in range(1, len(text) + 1):
         with torch.inference_mode():
-            logits = model.base(input_ids=torch.tensor([text[:end].tolist()])).logits
+            logits = model(input_ids=torch.tensor([text[:end].tolist()])).logits
         choices.append(int(np.argmax(logits[0, -1].numpy())))
     return choices
 
@@ -40,7 +40,7 @@ def count_plainly(texts, targets, order, bos):
 
 
 def test_distil_reads_long_texts_in_windows():
-    model = random_model("llama")
+    model = random_model("llama").base
     text = np.random.default_rng(2).integers(0, VOCAB, 50).astype(np.int32)
     seen = []
     (predicted,) = predict_targets(model, [text], window=20, on_tokens=lambda *n: seen.append(n))
@@ -64,7 +64,7 @@ def test_distil_counts_equal_brute_force(order):
 
 
 def test_distil_sets_the_token_that_begins_a_text():
-    model = random_model("llama")
+    model = random_model("llama").base
     texts = random_texts(np.random.default_rng(3), 4)
     with_token = [np.concatenate([[0], text[text > 0]]) for text in texts]
     bare = [text[1:] for text in with_token]
@@ -87,7 +87,7 @@ def test_distil_sets_the_token_that_begins_a_text():
 )
 def test_distil_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
-        distil_ngram(random_model("llama"), **arguments)
+        distil_ngram(random_model("llama").base, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from blockwise_models import VOCAB, looping_text, model_of
+from blockwise_models import VOCAB, looping_text, model_of, output_of
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import decode, generate
+from lattice_bpd.decode import decode
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.verify import Exact
 from lattice_bpd.verify.acceptance import TopKMatch
+from lattice_bpd_kim2024.blockwise import to_drafting
 from lattice_bpd_kim2024.demo.library_text import draw_prompts
 from lattice_bpd_kim2024.evaluate import (
     STANDARD_SETTINGS,
@@ -50,10 +51,10 @@ def test_settings_with_sources_decode_as_their_scorers_do(lms):
     )  # fmt: skip
     assert all(not result.differing for result in found.results)
     chosen = [r.total().accept_lengths for r in found.results[1:]]
-    plain = (("ngram", lms[0]), ("ngram", lms[1]), ("neural", model))
+    plain = (("ngram", lms[0]), ("ngram", lms[1]), ("neural", model.base))
     for accepted, (strategy, lm) in zip(chosen, plain, strict=True):
         config = DraftConfig(strategy, top_k=5, alpha=0.4)
-        alone = generate(model, PROMPTS, config, lm=lm, max_new_tokens=20)
+        alone = output_of(model, PROMPTS, config, lm=lm, max_new_tokens=20)
         assert accepted == [n for result in alone for n in result.stats.accept_lengths]
 
 
@@ -74,7 +75,7 @@ def test_settings_beyond_heads_decode_as_their_strategies_do(lms):
         {"drafter": "mixture", "lm": lms[0], "top_k": 5, "max_nodes": 9},
     ]
     for result, way in zip(comparison.results[1:], ways, strict=True):
-        alone = [generate(model, prompt, max_new_tokens=20, **way) for prompt in PROMPTS[:2]]
+        alone = [output_of(model, prompt, max_new_tokens=20, **way) for prompt in PROMPTS[:2]]
         lengths = [n for one in alone for n in one.stats.accept_lengths]
         assert result.total().accept_lengths == lengths
 
@@ -101,7 +102,7 @@ def test_acceptance_rules_are_compared_on_the_same_texts():
         judge=judge, on_text=lambda: seen.append(1),
     )  # fmt: skip
     exact, strict, forced = found
-    greedy = [decode(model, prompt, ArgmaxDrafter(), max_new_tokens=20) for prompt in PROMPTS]
+    greedy = decode(to_drafting(model), PROMPTS, ArgmaxDrafter(), max_new_tokens=20)
     assert exact.outputs == strict.outputs == [result.token_ids for result in greedy]
     assert (exact.same, strict.same, len(seen)) == (4, 4, 12)
     assert exact.stats.target_calls == sum(result.stats.target_calls for result in greedy)

@@ -13,12 +13,12 @@ from heads_training import HEADS, T, make_job, read_losses, read_weights
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from blockwise_models import VOCAB, looping_text, model_of, plain_greedy
+from blockwise_models import VOCAB, looping_text, model_of, output_of, plain_greedy
 from lattice_bpd import DraftConfig
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseLM
 from lattice_bpd.models.first_head import FirstHead
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.first_head import attach_first_head
 from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.run import train_heads
@@ -76,7 +76,7 @@ def test_decoding_gives_the_output_of_the_targets_own_generate(strategy):
     )[0, 9:].tolist()
     assert expected == plain_greedy(model, prompt, 20) != without
     config = DraftConfig(strategy, top_k=4)
-    result = generate(model, prompt, config, max_new_tokens=20)
+    result = output_of(model, prompt, config, max_new_tokens=20)
     assert result.token_ids == expected
     # The same target with heads of the caller's: they are projected without head 1's network.
     given = generate(model.base, prompt, config, heads=model.heads, max_new_tokens=20)

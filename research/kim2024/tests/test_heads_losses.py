@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from blockwise_models import HEADS, POSITIONS, VOCAB, looping_text, model_of, random_model
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads import losses
 from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 from lattice_bpd_kim2024.heads.losses import LossPart, add_gradients, label_view

@@ -12,10 +12,10 @@ pytest.importorskip("torch")
 import torch
 from heads_training import HEADS, T, make_job, read_losses, read_weights, write_base
 
-from blockwise_models import VOCAB, looping_text
+from blockwise_models import VOCAB, looping_text, output_of
 from lattice_bpd.cli import main
-from lattice_bpd.decode import generate
-from lattice_bpd.models import BlockwiseHeads, BlockwiseLM
+from lattice_bpd.models import BlockwiseHeads
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.loop import read_log
 from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
 from lattice_bpd_kim2024.heads.recipes import RECIPES
@@ -43,8 +43,8 @@ def test_a_recipe_lowers_the_losses_and_writes_what_loads(recipe, tmp_path):
     model = BlockwiseLM.from_pretrained(tmp_path / "out")
     assert model.num_heads == HEADS
     prompt = looping_text(9).tolist()
-    found = generate(model, prompt, "bpd", max_new_tokens=6)
-    assert found.token_ids == generate(model, prompt, "greedy", max_new_tokens=6).token_ids
+    found = output_of(model, prompt, "bpd", max_new_tokens=6)
+    assert found.token_ids == output_of(model, prompt, "greedy", max_new_tokens=6).token_ids
     assert not (tmp_path / "out" / "training").exists()
     again = train_heads(make_job(tmp_path, recipe, train=train))
     assert again.was_finished

@@ -12,12 +12,13 @@ pytest.importorskip("torch")
 
 from replays import check_replay
 
-from blockwise_models import VOCAB, looping_text, model_of, plain_greedy, small_lm
+from blockwise_models import VOCAB, looping_text, model_of, output_of, plain_greedy, small_lm
 from lattice_bpd import NGramLM
-from lattice_bpd.decode import decode, generate
+from lattice_bpd.decode import decode
 from lattice_bpd.decode.drafters import ArgmaxDrafter, NeuralScorer
 from lattice_bpd.draft import MixtureScorer
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd_kim2024.blockwise import to_drafting
 from lattice_bpd_kim2024.evaluate import record
 from lattice_bpd_kim2024.live.oracle import OracleDrafter
 from lattice_bpd_kim2024.record.suffix_index import SuffixIndex
@@ -46,7 +47,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
 
 @functools.cache
 def recorded(kind: str, stops: tuple[int, ...] = ()):
-    model = model_of(kind)
+    model = to_drafting(model_of(kind))
     inputs = prompts(12, seed=4)
     outputs = [
         decode(model, prompt, ArgmaxDrafter(), max_new_tokens=NEW_TOKENS, stop_token_ids=stops)
@@ -61,10 +62,11 @@ def recorded(kind: str, stops: tuple[int, ...] = ()):
 @pytest.mark.parametrize("kind", ["trained", "gpt2", "llama", "gemma2"])
 def test_replay_is_live_decoding_call_for_call(kind, name, stops):
     inputs, recording = recorded(kind, stops)
+    model = to_drafting(model_of(kind))
     ends = {"max_new_tokens": NEW_TOKENS, "stop_token_ids": stops}
     check_replay(
         recording, name, rescorers(), OPTIONS,
-        lambda number, drafter: decode(model_of(kind), inputs[number], drafter, **ends),
+        lambda number, drafter: decode(model, inputs[number], drafter, **ends),
     )  # fmt: skip
 
 
@@ -100,9 +102,9 @@ def test_no_path_of_its_lattice_is_better() -> None:
         prompt = rng.integers(0, VOCAB, rng.integers(1, 16)).tolist()
         wanted = plain_greedy(model, prompt, 24)
         results = [
-            decode(model, prompt, OracleDrafter(wanted), max_new_tokens=24),
-            decode(model, prompt, ArgmaxDrafter(), max_new_tokens=24),
-            generate(model, prompt, "ngram", lm=small_lm(), max_new_tokens=24),
+            decode(to_drafting(model), prompt, OracleDrafter(wanted), max_new_tokens=24),
+            decode(to_drafting(model), prompt, ArgmaxDrafter(), max_new_tokens=24),
+            output_of(model, prompt, "ngram", lm=small_lm(), max_new_tokens=24),
         ]
         assert [one.token_ids for one in results] == [wanted] * 3
         calls = [

@@ -18,6 +18,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import decode
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.draft.config import DraftConfig
+from lattice_bpd_kim2024.blockwise import to_drafting
 from lattice_bpd_kim2024.evaluate import Recording, record
 from lattice_bpd_kim2024.lab.lab import Lab, LabOptions
 from lattice_bpd_kim2024.replay.positions import Rescorers
@@ -148,7 +149,8 @@ def test_scores_along_the_output_replay_as_whole_drafts_and_live(kind, name):
 
 
 def live(number, drafter):
-    result = decode(model_of("trained"), PROMPTS[number], drafter, max_new_tokens=NEW_TOKENS)
+    model = to_drafting(model_of("trained"))
+    result = decode(model, PROMPTS[number], drafter, max_new_tokens=NEW_TOKENS)
     assert result.stats.draft_failures == {}
     return result
 
@@ -157,10 +159,10 @@ def live(number, drafter):
 def test_a_rescorer_with_fewer_positions_replays_its_failures():
     """Where a history does not fit, decoding drafts nothing, and so does the replay."""
     recording, scorer = recorded(), NeuralScorer(rescorer(28))
-    failures = []
+    model, failures = to_drafting(model_of("trained")), []
 
     def failing(number, drafter):
-        result = decode(model_of("trained"), PROMPTS[number], drafter, max_new_tokens=NEW_TOKENS)
+        result = decode(model, PROMPTS[number], drafter, max_new_tokens=NEW_TOKENS)
         failures.extend(result.stats.draft_failures.values())
         return result
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from blockwise_models import HEADS, VOCAB, looping_text, model_of, plain_greedy
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.frozen import FrozenOptions, _losses, _read_states, train_frozen
 from lattice_bpd_kim2024.heads.self_generated import generate_texts
 

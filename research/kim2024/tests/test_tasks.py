@@ -13,7 +13,7 @@ import torch
 
 from blockwise_models import looping_text, model_of
 from lattice_bpd import FormatError
-from lattice_bpd.decode import DraftingModel
+from lattice_bpd_kim2024.blockwise import to_drafting
 from lattice_bpd_kim2024.cli.evaluate_options import read_prompts
 from lattice_bpd_kim2024.tasks import (
     TASKS,
@@ -121,10 +121,10 @@ def test_tasks_perplexity_is_that_of_whole_texts():
             log_probs = model.base(torch.tensor([text])).logits[0].log_softmax(-1)
             expected -= sum(float(log_probs[i, text[i + 1]]) for i in range(19))
             count += 19
-    perplexity = measure_perplexity(DraftingModel(model), texts)
+    perplexity = measure_perplexity(to_drafting(model), texts)
     assert perplexity == pytest.approx(torch.tensor(expected / count).exp().item(), rel=1e-4)
     with pytest.raises(ValueError, match="no text of two tokens"):
-        measure_perplexity(DraftingModel(model), [[1]])
+        measure_perplexity(to_drafting(model), [[1]])
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,17 @@ pytest.importorskip("transformers")
 
 import torch
 
-from blockwise_models import VOCAB, looping_text, random_model, trained_model
+from blockwise_models import VOCAB, looping_text, output_of, random_model, trained_model
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.cli import main
-from lattice_bpd.decode import TreeDrafter, generate, load_drafter
+from lattice_bpd.decode import TreeDrafter, load_drafter
 from lattice_bpd.decode.drafter_file import DrafterFile, read_drafter_file
 from lattice_bpd.decode.drafters import NeuralScorer
 from lattice_bpd.decode.drafters.chain import ChainDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
 from lattice_bpd.draft import MixtureScorer
 from lattice_bpd.draft.config import DraftConfig
-from lattice_bpd.models import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.evaluate import record
 from lattice_bpd_kim2024.lab.drafter_search import (
     Choice,
@@ -64,7 +64,8 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def recording(model, prompts):
     outputs = [
-        generate(model, prompt, "greedy", max_new_tokens=NEW_TOKENS).token_ids for prompt in prompts
+        result.token_ids
+        for result in output_of(model, prompts, "greedy", max_new_tokens=NEW_TOKENS)
     ]
     return record(model, prompts, outputs, top_k=8)
 
@@ -98,7 +99,7 @@ def test_tune_files_without_lm_check_the_model(
     found = vocab_size if vocab_size != VOCAB else num_slots
     message = rf"the target has {has}, .*drafter\.json is for {found}; make a drafter for this"
     with pytest.raises(ValueError, match=rf"generate: {message}"):
-        generate(model, prompts[0], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
+        output_of(model, prompts[0], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_tune_files_hold_mixtures(mixture_path, model, lm, prompts, recording):
             torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS
         )[0, len(prompt) :]  # fmt: skip
         for used in (drafter, load_drafter(mixture_path, ready)):
-            live = generate(model, prompt, drafter=used, max_new_tokens=NEW_TOKENS)
+            live = output_of(model, prompt, drafter=used, max_new_tokens=NEW_TOKENS)
             assert live.token_ids == plain.tolist()
             assert live.stats.target_calls == replayed.calls[number]
             assert live.stats.draft_failures == {}
@@ -244,8 +245,8 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
     assert main([*arguments, "--lm", str(tmp_path / "three.lm")]) == 0
     assert "on 3 other texts: " in capsys.readouterr().out
     drafter = load_drafter(run / "drafter.json")
-    greedy = generate(model, prompts[1], "greedy", max_new_tokens=NEW_TOKENS)
-    output = generate(model, prompts[1], drafter=drafter, max_new_tokens=NEW_TOKENS)
+    greedy = output_of(model, prompts[1], "greedy", max_new_tokens=NEW_TOKENS)
+    output = output_of(model, prompts[1], drafter=drafter, max_new_tokens=NEW_TOKENS)
     assert output.token_ids == greedy.token_ids
     assert output.stats.target_calls < greedy.stats.target_calls
     trained_model().base.save_pretrained(tmp_path / "rescorer")
@@ -270,7 +271,7 @@ def test_tune_by_command_line(tmp_path, model, lm, prompts, capsys, monkeypatch)
         "name": "three", "file": "three.lm", "order": 3, "vocab_size": VOCAB, "weight": 0.25,
     }  # fmt: skip
     for path in (tmp_path / "neural.json", mixed / "drafter.json"):
-        output = generate(model, prompts[1], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
+        output = output_of(model, prompts[1], drafter=load_drafter(path), max_new_tokens=NEW_TOKENS)
         assert output.token_ids == greedy.token_ids
         assert output.stats.draft_failures == {}
     # a folder for an engine that verifies chains, with all that it needs

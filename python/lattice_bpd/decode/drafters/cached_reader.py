@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.cpu_kernels import lend_kernels
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -45,7 +44,7 @@ class CachedReader:
     """Reads texts with a causal LM.
 
     Args:
-        model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used).
+        model: any causal LM of `transformers`.
         where: the reader's name in error messages.
 
     Attributes:
@@ -57,7 +56,7 @@ class CachedReader:
         ValueError: a model with a recurrent state, which cannot be rolled back.
     """
 
-    def __init__(self, model: PreTrainedModel | BlockwiseLM, where: str) -> None:
+    def __init__(self, model: PreTrainedModel, where: str) -> None:
         self.model, self.where = CausalLMTarget(model), where
         if self.model.is_recurrent:
             raise ValueError(

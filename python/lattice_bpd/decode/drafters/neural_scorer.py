@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.decode.drafters.cached_reader import CachedReader, ReadTexts
 from lattice_bpd.draft.scorers.protocol import Int32Array, Int64Array, TransitionScorer
-from lattice_bpd.models.blockwise import BlockwiseLM
 
 _UNSEEN = -1000.0  # ln P of token ids that only the target has, as of n-gram LMs
 
@@ -35,7 +34,7 @@ class NeuralScorer(TransitionScorer):
     Not thread-safe; several sequences of one decoding run may share it.
 
     Args:
-        model: any causal LM of `transformers`, or a BlockwiseLM (its heads are not used).
+        model: any causal LM of `transformers`.
 
     Attributes:
         reader: of the model.
@@ -48,7 +47,7 @@ class NeuralScorer(TransitionScorer):
     Source: Kim et al. 2024, section 7.1 and algorithm 2.
     """
 
-    def __init__(self, model: PreTrainedModel | BlockwiseLM) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.reader = CachedReader(model, "NeuralScorer")
         self.vocab_size = self.reader.model.vocab_size
         self._kept: NeuralState | None = None

@@ -20,7 +20,6 @@ from lattice_bpd.draft.config import DraftConfig, check_used
 from lattice_bpd.draft.scorers.greedy import rescore_greedily
 from lattice_bpd.draft.scorers.ngram import as_scorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.vocabulary import check_same_ids
 
@@ -76,6 +75,6 @@ class ScorerDrafter(Drafter):
 
 
 def _to_scorer(scorer: Any) -> TransitionScorer:
-    if isinstance(scorer, (PreTrainedModel, BlockwiseLM)):
+    if isinstance(scorer, PreTrainedModel):
         return NeuralScorer(scorer)
     return as_scorer(scorer)

@@ -84,8 +84,7 @@ class CustomGenerate:
     """A decoding method for `model.generate`; see the module.
 
     Args:
-        heads: see `lattice_bpd.decode.generate`; a BlockwiseLM of the model gives its heads
-            with their selector. None if the drafter needs none.
+        heads: see `lattice_bpd.decode.generate`; None if the drafter needs none.
         drafter: see `lattice_bpd.decode.generate`, also for lm, layout and options.
         lm: n-gram LM over the target's token ids, or the small causal LM of "draft_model".
         layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step.

@@ -216,7 +216,7 @@ def generate(
     """Decode one text or several; with a lossless rule the output is the target's own.
 
         lm = NGramLM.load("corpus.lm")
-        result = generate(BlockwiseLM.from_pretrained(directory), prompt_ids, lm=lm)
+        result = generate(model, prompt_ids, heads=load_heads(folder), lm=lm)
         result = generate(model, prompt_ids, heads=any_callable, lm=lm, max_nodes=18)
         result = generate(model, text, tokenizer=tokenizer, heads=heads, lm=lm)
         results = generate(model, **tokenizer(texts, return_tensors="pt", padding=True), lm=lm)
@@ -226,8 +226,7 @@ def generate(
     cannot be honored, such as beam search, raise a ValueError.
 
     Args:
-        model: a causal LM or an encoder-decoder of `transformers`, a target of either, or a
-            BlockwiseLM, which has heads.
+        model: a causal LM or an encoder-decoder of `transformers`, or a target of either.
         input_ids: one prompt: (T,) ints, or text with a tokenizer; or several: (B, T) ints, or a
             list of prompts of any lengths. For an encoder-decoder the source.
         drafter: the name of a strategy (see `DraftConfig`), a DraftConfig, or a drafter object (a
@@ -236,8 +235,7 @@ def generate(
             takes a small causal LM of `transformers` with the target's tokenizer, or any
             TransitionScorer; "draft_model" needs such a causal LM.
         heads: callable, hidden states (B, D) -> logits (B, H, V) of the tokens after the next;
-            BlockwiseHeads, or DraftHeads. None: those of a BlockwiseLM,
-            with its selector if it has one.
+            BlockwiseHeads, or DraftHeads; `load_heads` reads them. None: no heads.
         tokenizer: of `transformers` or `tokenizers`; encodes prompts and decodes the output into
             `result.text`. Stop strings need one of `transformers`.
         attention_mask: of the shape of input_ids, 0 for masked tokens; None: `model.generate`

@@ -103,14 +103,12 @@ def decode(
     not all fit. The model's generation config is not used; see `generate`.
 
     Args:
-        model: a BlockwiseLM, a causal LM or an encoder-decoder of `transformers`, a target,
-            or a DraftingModel.
+        model: a causal LM or an encoder-decoder of `transformers`, a target, or a DraftingModel.
         prompt: (T,) ints, from 1 to the target's number of positions; or B such prompts of any
             lengths, without padding. For an encoder-decoder the source.
         drafter: proposes drafts; wrong drafts cost time but do not change the output. A list has
             one drafter for each prompt.
-        heads: callable (B, D) hidden states -> (B, H, V) logits, if the drafter needs heads and the
-            model has none.
+        heads: see `generate`; None if the drafter needs none, or of a DraftingModel.
         max_new_tokens: most tokens to decode after each prompt, 1 or more.
         stop_token_ids: a text ends after the first of these, which is kept.
         layout: verification layout: "tree" (tree attention: one row with a four-dimensional mask),

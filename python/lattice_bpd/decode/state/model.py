@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.head_files import SavedHeads, warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, check_heads
@@ -56,7 +55,7 @@ class DraftHeads(Protocol):
         ...
 
 
-HeadsOrCallable = DraftHeads | BlockwiseHeads | BlockwiseLM | Callable[..., Tensor]
+HeadsOrCallable = DraftHeads | BlockwiseHeads | Callable[..., Tensor]
 """Types of the argument `heads`."""
 
 
@@ -160,11 +159,10 @@ class DraftingModel:
     """A target and its heads, for decoding and drafters.
 
     Args:
-        model: a causal LM or an encoder-decoder of `transformers`, a BlockwiseLM, which has heads,
-            or a target.
+        model: a causal LM or an encoder-decoder of `transformers`, or a target.
         heads: a callable that returns logits, BlockwiseHeads, whose states pass through the
             target's output embedding, DraftHeads, or an object whose method `as_draft_heads` makes
-            them; a BlockwiseLM of this target: its heads; None: those of `model`, or no heads.
+            them; None: no heads.
 
     Attributes:
         target: the model with the interface that verification uses.
@@ -173,41 +171,25 @@ class DraftingModel:
         max_positions: the target's number of positions; None if its config has no limit.
         num_slots: H; None without heads, or until heads that do not state it are first called.
         heads: the draft heads, or None.
-        heads_owner: object that holds the heads' weights, if they are a module's.
+        given_heads: the heads as given; of a method, its object.
 
     Raises:
         ImportError: an encoder-decoder, and lattice-bpd-translation is not installed.
         TypeError: model is not an LM, or heads are not callable.
-        ValueError: BlockwiseHeads of another width or vocabulary, or a BlockwiseLM of another
-            target.
+        ValueError: BlockwiseHeads of another width or vocabulary.
     """
 
     def __init__(self, model: Any, heads: HeadsOrCallable | None = None) -> None:
-        model = unwrap_model(model) if not isinstance(model, BlockwiseLM) else model
-        self.target: CausalLMTarget = build_target(model)
+        self.target: CausalLMTarget = build_target(unwrap_model(model))
         self.vocab_size, self.device = self.target.vocab_size, self.target.device
         self.max_positions: int | None = self.target.max_positions
-        self.heads_owner = model if heads is None else getattr(heads, "__self__", heads)
-        if heads is None and isinstance(model, BlockwiseLM):
-            heads = model
-        if isinstance(heads, BlockwiseLM):
-            heads = self._heads_of(heads)
+        self.given_heads = getattr(heads, "__self__", heads)
         self.heads = as_draft_heads(heads, self.target)
-        warn_of_other_target(self.heads_owner, self.target.base, "decode")
+        warn_of_other_target(self.given_heads, self.target.base, "decode")
         self.num_slots = None if self.heads is None else self.heads.num_slots
         layers = tuple(getattr(self.heads, "hidden_layers", ()))
         if layers:
             self.target.provide_features(layers)
-
-    def _heads_of(self, model: BlockwiseLM) -> HeadsOrCallable:
-        """The heads of a BlockwiseLM."""
-        if model.base is not self.target.base:
-            raise ValueError(
-                f"decode: heads is a BlockwiseLM of another {type(model.base).__name__}; expected "
-                "one of the model that decodes; give model.heads, or decode with its own base"
-            )
-        heads: HeadsOrCallable = model.heads
-        return heads
 
     def require_causal(self, where: str) -> None:
         """Raise TypeError if the target is an encoder-decoder."""
@@ -225,8 +207,9 @@ class DraftingModel:
         """
         if self.heads is None:
             raise ValueError(
-                "decode: this drafter needs head logits and the model has no heads; give heads=, a "
-                "callable that turns hidden states (B, D) into logits (B, H, V), or a BlockwiseLM"
+                "decode: this drafter needs head logits and the model has no heads; give heads=, "
+                "such as load_heads(folder), or a callable that turns hidden states (B, D) into "
+                "logits (B, H, V)"
             )
         return self.check_outputs(self.heads.read_states(states), len(states))
 

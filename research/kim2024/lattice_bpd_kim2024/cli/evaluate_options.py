@@ -65,7 +65,7 @@ def add_stop_tokens(options: RecordOptions, model: Any, tokenizer: Path) -> Reco
 
     if options.stop_token_ids is not None:
         return options
-    base = model.target if is_encoder_decoder(model) else model
+    base = model.target.base if is_encoder_decoder(model) else model.base
     own = load_own_tokenizer(tokenizer)
     return replace(options, stop_token_ids=tuple(find_stop_tokens(base, own)))
 
@@ -197,7 +197,7 @@ def load_folders(folders: ModelFolders) -> Any:
     import torch
 
     from lattice_bpd.cli.progress import quiet_transformers
-    from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd_kim2024.blockwise import BlockwiseLM
 
     quiet_transformers()
     torch.set_num_threads(min(torch.get_num_threads(), 4))

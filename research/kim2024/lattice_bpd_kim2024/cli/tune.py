@@ -169,12 +169,11 @@ def _costs(
 
     if args.cost is not None:
         return read_costs(args.cost)
-    from lattice_bpd.decode import DraftingModel
-    from lattice_bpd_kim2024.cli.evaluate_options import is_encoder_decoder, load_model
+    from lattice_bpd_kim2024.blockwise import to_drafting
+    from lattice_bpd_kim2024.cli.evaluate_options import load_model
     from lattice_bpd_kim2024.record.heads import ROUNDS, time_calls
 
-    loaded = load_model(args.measure, args.heads)
-    model = loaded if is_encoder_decoder(loaded) else DraftingModel(loaded)
+    model = to_drafting(load_model(args.measure, args.heads))
     _check_recorded(args, model, manifests)
     watcher.begin("timing calls of the target", ROUNDS + 1)
     costs = time_calls(model, on_round=watcher.advance)
@@ -202,21 +201,17 @@ def _check_recorded(
 
 
 def _other_fingerprints(args: argparse.Namespace, model: DraftingModel) -> Iterator[str]:
-    """Of a model whose heads were given as `heads=`, and of the same files in other dtypes."""
+    """Of the same files in other dtypes."""
     import torch
 
-    from lattice_bpd.decode import DraftingModel
-    from lattice_bpd.models import BlockwiseLM
+    from lattice_bpd_kim2024.blockwise import BlockwiseLM, to_drafting
     from lattice_bpd_kim2024.record.files import fingerprint_model
 
-    if not isinstance(model.heads_owner, BlockwiseLM):  # an encoder-decoder
+    if model.target.decoder_prompt is not None:  # an encoder-decoder
         return
-    for dtype in (None, torch.float32, torch.bfloat16, torch.float16):
-        loaded = model.heads_owner
-        if dtype is not None:
-            loaded = BlockwiseLM.from_pretrained(args.measure, args.heads, dtype=dtype)
-            yield fingerprint_model(DraftingModel(loaded))
-        yield fingerprint_model(DraftingModel(loaded.base, loaded.heads))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        loaded = BlockwiseLM.from_pretrained(args.measure, args.heads, dtype=dtype)
+        yield fingerprint_model(to_drafting(loaded))
 
 
 def _to_file(

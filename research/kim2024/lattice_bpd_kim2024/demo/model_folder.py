@@ -27,7 +27,7 @@ from lattice_bpd.atomic_files import write_json
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.extensions import require
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

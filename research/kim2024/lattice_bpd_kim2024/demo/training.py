@@ -28,8 +28,8 @@ from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.extensions import require
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.blockwise import BlockwiseLM, to_drafting
 from lattice_bpd_kim2024.demo.library_text import Corpus, draw_prompts
 from lattice_bpd_kim2024.demo.model_folder import (
     LM_FILE,
@@ -320,10 +320,10 @@ def _record_greedy(parts: Parts, recipe: Recipe, corpus: Corpus, watcher: Watche
     documents = parts.encode(corpus.tune)
     length, max_new_tokens = recipe.prompt_length, recipe.max_new_tokens
     prompts = draw_prompts(documents, recipe.tune_prompts, length, max_new_tokens, recipe.seed)
-    outputs = []
+    drafting, outputs = to_drafting(parts.model), []
     for prompt in prompts:
         result = decode(
-            parts.model,
+            drafting,
             prompt,
             NoDrafter(),
             max_new_tokens=max_new_tokens,

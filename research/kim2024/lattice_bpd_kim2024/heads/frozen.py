@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.token_ids import integer_array, to_token_ids
 from lattice_bpd.train.trainer import Trainer, TrainReport
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.losses import chunked_cross_entropy
 from lattice_bpd_kim2024.heads.optimizers import build_optimizers
 

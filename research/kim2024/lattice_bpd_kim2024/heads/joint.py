@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy.typing as npt
 
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import to_token_ids
 from lattice_bpd.train.trainer import TrainReport
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.options import HeadText, TrainOptions
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.train.trainer import TrainReport
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.loop import RunTrainer
 from lattice_bpd_kim2024.heads.losses import LossPart, add_gradients
 from lattice_bpd_kim2024.heads.optimizers import build_optimizers

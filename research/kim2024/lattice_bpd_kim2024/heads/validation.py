@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.models.heads import BlockwiseHeads
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.first_head import first_head_states
 from lattice_bpd_kim2024.heads.losses import autocast, chunked_logits, label_view, read_hidden
 from lattice_bpd_kim2024.heads.options import HeadText

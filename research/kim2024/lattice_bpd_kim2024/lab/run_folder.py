@@ -15,11 +15,11 @@ from typing import Any, cast
 from lattice_bpd.decode.drafters.drafter import NoDrafter
 from lattice_bpd.decode.drafters.neural_scorer import NeuralScorer
 from lattice_bpd.decode.loop.decode import decode
-from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.acceptance.rules import Exact, parse_acceptance
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.blockwise import to_drafting
 from lattice_bpd_kim2024.demo.quick import Source
 from lattice_bpd_kim2024.lab.lab import Lab, LabOptions, split_texts
 from lattice_bpd_kim2024.lab.results import finish_results
@@ -66,6 +66,7 @@ def check_live(
         differ only where rounding decides, see `Difference`, holds: whether all texts are lossless
         or tied}.
     """
+    model = to_drafting(model)
     greedy = [
         decode(model, text.model_input, NoDrafter(), **options).token_ids
         for text in recording.texts
@@ -287,7 +288,7 @@ class _TaskRun:
                 + (tokenizer.encode(f" {text.references[0]}").ids if text.references else [])
                 for text in texts
             ]
-            value = measure_perplexity(DraftingModel(self._source.model), whole)
+            value = measure_perplexity(to_drafting(self._source.model), whole)
             return {"metric": metric, "value": value, "texts": len(texts)}
         judged = [text for text in texts if text.references]
         if not judged:

@@ -24,6 +24,7 @@ from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.acceptance.rules import Acceptance
 from lattice_bpd.verify.acceptance.sampling import Rejection, Sampled
+from lattice_bpd_kim2024.blockwise import BlockwiseLM, to_drafting
 from lattice_bpd_kim2024.record.heads import read_output
 
 Weights = tuple[float, float]  # alpha of the LM, temperature of drafts
@@ -100,7 +101,7 @@ class SamplingGain:
 
 
 def compare_sampling(
-    model: Any,
+    model: BlockwiseLM,
     lm: NGramLM,
     tuning_prompts: Sequence[Sequence[int]],
     prompts: Sequence[Sequence[int]],
@@ -113,7 +114,7 @@ def compare_sampling(
     """Sample all prompts with each kind of drafts at each temperature.
 
     Args:
-        model: a BlockwiseLM.
+        model: target and heads.
         lm: over its token ids.
         tuning_prompts: on which alpha and the drafts' temperature are chosen.
         prompts: reported on.
@@ -136,8 +137,9 @@ def compare_sampling(
 
     def decode(texts: Sequence[Sequence[int]], drafter: Drafter, rule: Acceptance) -> Any:
         results = generate(
-            model, texts, drafter=drafter, acceptance=rule, max_new_tokens=max_new_tokens
-        )
+            model.base, texts, drafter, heads=model.heads, acceptance=rule,
+            max_new_tokens=max_new_tokens,
+        )  # fmt: skip
         if on_decode is not None:
             on_decode()
         stats = DecodeStats()
@@ -248,12 +250,12 @@ def compare_rules(
             f"compare_rules: found {len(prompts)} prompts and {len(rules)} rules; expected one or "
             "more of each"
         )
-    target = model if isinstance(model, DraftingModel) else DraftingModel(model)
+    target = to_drafting(model)
     results = [RuleResult(rule) for rule in rules]
     for result in results:
         for prompt in prompts:
             output = decode(
-                model, prompt, make_drafter(), max_new_tokens=max_new_tokens,
+                target, prompt, make_drafter(), max_new_tokens=max_new_tokens,
                 stop_token_ids=stop_token_ids, acceptance=result.rule,
             )  # fmt: skip
             result.outputs.append(output.token_ids)

@@ -19,7 +19,7 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM, to_drafting
 from lattice_bpd_kim2024.replay.strategies import STANDARD_SETTINGS, Setting
 from lattice_bpd_kim2024.statistics import count_looping
 
@@ -219,6 +219,7 @@ def compare_strategies(
             f"compare_strategies: rounds is {rounds} and timed_prompts {timed_prompts}; expected 1 "
             "or more"
         )
+    drafting = to_drafting(model)
     common = DraftConfig(top_k=top_k, num_drafts=num_drafts, alpha=alpha)
     runs = [
         _Runs(
@@ -233,7 +234,7 @@ def compare_strategies(
         for number in range(count):
             for run in _in_random_order(runs, rng, number):
                 run.decode(
-                    model,
+                    drafting,
                     number,
                     prompts[number],
                     runs[0].expected(number),
@@ -271,7 +272,7 @@ class _Runs:
 
     def decode(
         self,
-        model: BlockwiseLM | DraftingModel,
+        model: DraftingModel,
         number: int,
         prompt: Sequence[int],
         greedy: list[int],
@@ -331,7 +332,7 @@ def find_difference(
     position = next(index for index, (a, b) in pairs if a != b)
     if position >= min(len(expected), len(output)):
         return Difference(number, position, inf)
-    target = (model if isinstance(model, DraftingModel) else DraftingModel(model)).target
+    target = to_drafting(model).target
     begin = target.decoder_prompt  # of an encoder-decoder
     choices, noise = follow_text(
         target, prompt if begin is None else begin, output, source=begin and prompt,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.live.compare import Difference, find_difference
 
 

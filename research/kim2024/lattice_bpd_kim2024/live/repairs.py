@@ -9,7 +9,7 @@ import torch
 
 from lattice_bpd.draft.rescore import rescore_lattice
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
 
 
 @dataclass(frozen=True)

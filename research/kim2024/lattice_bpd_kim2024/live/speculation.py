@@ -100,7 +100,7 @@ def measure_speculation(
     once more, untimed, since the first calls of a model test what it supports.
 
     Args:
-        model: the target, a causal LM or a BlockwiseLM.
+        model: the target, a causal LM.
         draft_model: a small causal LM with the target's tokenizer.
         prompts: token ids.
         rules: Sampled or Rejection.
@@ -147,7 +147,7 @@ def read_probs(model: Any, warp: Warp, prompt: Sequence[int], output: Sequence[i
     """The distributions that sampled an output, by one plain call of a model.
 
     Args:
-        model: a causal LM or a BlockwiseLM.
+        model: a causal LM.
         warp: of the rule.
         prompt: token ids.
         output: m token ids.
@@ -155,10 +155,9 @@ def read_probs(model: Any, warp: Warp, prompt: Sequence[int], output: Sequence[i
     Returns:
         (m, V) float64.
     """
-    base = getattr(model, "base", model)
-    tokens = torch.tensor([[*prompt, *output]], device=base.device)
+    tokens = torch.tensor([[*prompt, *output]], device=model.device)
     with torch.inference_mode():
-        logits = base(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :]
+        logits = model(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :]
     scores: npt.NDArray[np.float64] = np.stack([warp.apply(row) for row in logits]).astype(float)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
@@ -166,7 +165,7 @@ def read_probs(model: Any, warp: Warp, prompt: Sequence[int], output: Sequence[i
 
 def count_parameters(model: Any) -> int:
     """Parameters of a model, about half its operations for a token."""
-    return sum(weight.numel() for weight in getattr(model, "base", model).parameters())
+    return sum(weight.numel() for weight in model.parameters())
 
 
 class _TimedModel:

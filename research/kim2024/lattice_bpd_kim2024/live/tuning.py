@@ -11,7 +11,7 @@ from lattice_bpd.decode.drafters.p_best import PBestDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.statistics import DecodeStats
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.models.blockwise import BlockwiseLM
+from lattice_bpd_kim2024.blockwise import BlockwiseLM, to_drafting
 
 DEFAULT_ALPHAS = (0.1, 0.15, 0.2, 0.3, 0.5)
 
@@ -50,13 +50,14 @@ def tune_alpha(
     """
     if not prompts or not alphas:
         raise ValueError("tune_alpha: expected one prompt and one alpha or more")
+    drafting = to_drafting(model)
     efficiencies: dict[float, float] = {}
     for alpha in alphas:
         stats = DecodeStats()
         drafter = PBestDrafter(lm, top_k=top_k, num_drafts=num_drafts, alpha=alpha)
         for prompt in prompts:
             result = decode(
-                model,
+                drafting,
                 prompt,
                 drafter,
                 max_new_tokens=max_new_tokens,

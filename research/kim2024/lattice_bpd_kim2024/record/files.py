@@ -148,16 +148,13 @@ def fingerprint_model(model: DraftingModel) -> str:
     import torch
 
     base: Any = model.target.base
-    owner = model.heads_owner
-    modules = [base]
-    if isinstance(owner, torch.nn.Module):
-        modules = [owner] if any(module is base for module in owner.modules()) else [base, owner]
-    elif isinstance(drafter := getattr(owner, "drafter", None), torch.nn.Module):
-        modules = [base, drafter]
+    owner: Any = model.given_heads
+    heads = owner if isinstance(owner, torch.nn.Module) else getattr(owner, "drafter", None)
     digest = hashlib.sha256()
-    for module in modules:
-        for name, tensor in sorted(module.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+    for part, module in (("base", base), ("heads", heads)):
+        tensors = module.state_dict() if isinstance(module, torch.nn.Module) else {}
+        for name, tensor in sorted(tensors.items()):
+            digest.update(f"{part}.{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -16,6 +16,7 @@ from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.extensions import require
 from lattice_bpd.models.checkpoint import find_stop_tokens
 from lattice_bpd.watcher import Watcher
+from lattice_bpd_kim2024.blockwise import to_drafting
 from lattice_bpd_kim2024.record.files import (
     MANIFEST_FILE,
     Manifest,
@@ -130,7 +131,7 @@ def write_record(
     """
     require("pyarrow", "lattice-bpd-kim2024")  # before the target does any work
     options, directory = options or RecordOptions(), Path(directory)
-    drafting = model if isinstance(model, DraftingModel) else DraftingModel(model, heads)
+    drafting = to_drafting(model, heads)
     stops: Collection[int] | None = options.stop_token_ids
     size = options.batch_size
     if drafting.target.decoder_prompt is not None:

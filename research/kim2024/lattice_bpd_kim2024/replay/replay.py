@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.scorers.protocol import TransitionScorer
 from lattice_bpd.lattice.logits import Candidates
-from lattice_bpd.models.blockwise import BlockwiseLM
 from lattice_bpd.token_ids import Int32Array, Int64Array
+from lattice_bpd_kim2024.blockwise import BlockwiseLM, to_drafting
 from lattice_bpd_kim2024.record.heads import record_text
 from lattice_bpd_kim2024.record.texts import RecordedText, Transitions
 from lattice_bpd_kim2024.replay.positions import PositionBatch, Rescorers
@@ -272,7 +271,7 @@ def record(
     Raises:
         ValueError: an empty output, or top_k outside 1..V.
     """
-    drafting = DraftingModel(model, heads)
+    drafting = to_drafting(model, heads)
     drafting.require_causal("record")
     return Recording(
         record_text(drafting, prompt, output, top_k=top_k, max_new_tokens=max_new_tokens)

@@ -1,4 +1,4 @@
-"""BlockwiseLM: a causal LM (the target) with heads for the next h tokens.
+"""BlockwiseLM: a causal LM (the target) with heads for the next h tokens, as one module.
 
     y_1 .. y_t  ->  target  ->  hidden state x_t  -> output embedding -> y_{t+1}     (head 1, exact)
                                       |-> head 2  -> output embedding -> y_{t+2}     (drafts)
@@ -6,6 +6,15 @@
                                       `-> head h  -> output embedding -> y_{t+h}
 
 Kim et al. 2024, section 4; Stern et al. 2018, section 4.
+
+It is saved as a plain `transformers` checkpoint of the target, plus those of the heads:
+
+    config.json, model.safetensors, ...          the target, as `PreTrainedModel` writes it
+    first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
+    blockwise_heads.safetensors, ..heads.json    the heads; other kinds have other names
+
+The target is written first, and the heads' JSON last, each renamed from a temporary name, so a
+directory with that JSON is complete.
 """
 
 from __future__ import annotations
@@ -17,20 +26,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lattice_bpd.models.checkpoint import load_heads, load_target, save_checkpoint
+from lattice_bpd.decode.state.model import DraftingModel
+from lattice_bpd.extensions import HEAD_FORMATS, find_extensions, load_extension
+from lattice_bpd.models.checkpoint import load_heads, load_target, save_heads
 from lattice_bpd.models.first_head import project_states
-from lattice_bpd.models.forward import call_forward
-from lattice_bpd.models.head_files import warn_of_other_target
+from lattice_bpd.models.head_files import staged_folder, warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, check_heads
 from lattice_bpd.models.hooks import device_of, loaded
-from lattice_bpd.models.lm_call import (
-    build_inputs,
-    find_max_positions,
-    inner_call_is_exact,
-    unwrap_model,
-)
+from lattice_bpd.models.lm_call import find_max_positions, unwrap_model
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.pretrained import Pretrained, find_pretrained
+from lattice_bpd.train.head_states import read_hidden
+from lattice_bpd_kim2024.heads.first_head import plain_output_embedding, save_first_head
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +47,7 @@ class BlockwiseLM(nn.Module):
     """A decoder-only LM of `transformers` with h-1 extra prediction heads.
 
     Head 1 is the target's output embedding, with a network of its own before it
-    if it is a `FirstHead`.
+    if it is a `FirstHead`. To decode: `generate(model.base, .., heads=model.heads)`.
 
     Args:
         base: the target; any `...ForCausalLM` with an output embedding, or a wrapper such as
@@ -84,6 +91,11 @@ class BlockwiseLM(nn.Module):
             heads.to(device=device_of(base), dtype=base.dtype)
         if isinstance(heads, VocabularyHeads):
             heads.attach(base)
+        if not (callable(heads) and hasattr(heads, "num_slots")):
+            raise TypeError(
+                f"BlockwiseLM: heads is a {type(heads).__name__}; expected BlockwiseHeads or "
+                "another callable with num_slots; give any other callable to generate as heads="
+            )
         with loaded(self.output_embedding):
             check_heads(heads, self.output_embedding.weight)
         warn_of_other_target(heads, base, "BlockwiseLM")
@@ -119,13 +131,7 @@ class BlockwiseLM(nn.Module):
         return cast(nn.Linear, self.base.get_output_embeddings())  # type: ignore[no-untyped-call]
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
-        """The states of whole texts from which heads predict, and on which they are trained.
-
-        Args:
-            input_ids: (B, T) int64. Ids are not checked, since that would synchronize a GPU.
-
-        Returns:
-            (B, T, D) float, what enters the output embedding; see `lattice_bpd.models.forward`.
+        """The states of whole texts, (B, T, D) float, for (B, T) int64; see `read_hidden`.
 
         Raises:
             ValueError: input_ids is not (B, T) or is empty.
@@ -135,11 +141,7 @@ class BlockwiseLM(nn.Module):
                 f"BlockwiseLM: input_ids has shape {tuple(input_ids.shape)}; expected (batch, "
                 "tokens) with one token or more; add the batch axis or give a prompt"
             )
-        inputs = build_inputs(self.base, input_ids, use_cache=False)
-        if inner_call_is_exact(self.base, self.output_embedding):
-            hidden: Tensor = self.base.base_model(**inputs).last_hidden_state
-            return hidden
-        return call_forward(self.base, self.output_embedding, inputs).hidden
+        return read_hidden(self.base, input_ids)
 
     def head_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """Logits of heads 2..h.
@@ -166,13 +168,25 @@ class BlockwiseLM(nn.Module):
         return logits
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write target and heads; see `lattice_bpd.models.checkpoint` for the files.
+        """Write target and heads into a directory, which is created if missing.
 
         Raises:
             TypeError: heads without a file format.
             OSError: the directory cannot be written.
         """
-        save_checkpoint(self.base, self.heads, Path(directory))
+        directory = Path(directory)
+        others = [load_extension(HEAD_FORMATS, name).kind for name in find_extensions(HEAD_FORMATS)]
+        if not isinstance(self.heads, (BlockwiseHeads, VocabularyHeads, *others)):
+            raise TypeError(
+                f"save_pretrained: the heads are {type(self.heads).__name__}, which have no file "
+                "format; expected BlockwiseHeads, VocabularyHeads or those of an installed "
+                "distribution; save the target with model.base.save_pretrained(directory) and "
+                "attach the heads again after loading"
+            )
+        with staged_folder(directory) as folder, plain_output_embedding(self.base):
+            self.base.save_pretrained(folder)
+        save_first_head(self.base, directory)
+        save_heads(self.heads, directory, self.base)
 
     @classmethod
     def from_pretrained(
@@ -197,6 +211,21 @@ class BlockwiseLM(nn.Module):
         model = cls(load_target(found, **options), heads=heads)
         model.eval()
         return model
+
+
+def to_drafting(model: Any, heads: Any = None) -> DraftingModel:
+    """Target and heads of a BlockwiseLM, or of a model and its heads, to decode with.
+
+    Args:
+        model: a BlockwiseLM; a causal LM or an encoder-decoder of `transformers`; a target; or a
+            DraftingModel, which is returned.
+        heads: see `lattice_bpd.decode.generate`; None: those of `model`.
+    """
+    if isinstance(model, DraftingModel):
+        return model
+    if isinstance(model, BlockwiseLM):
+        return DraftingModel(model.base, model.heads if heads is None else heads)
+    return DraftingModel(model, heads)
 
 
 def _output_shape(base: PreTrainedModel) -> tuple[int, int]:

@@ -1,0 +1,73 @@
+"""BlockwiseLM, its files, and heads that do not fit it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from blockwise_models import VOCAB, build_base, looping_text, model_of
+from lattice_bpd_kim2024.blockwise import BlockwiseLM
+from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
+
+
+def ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_save_and_load_give_the_same_model(kind, tmp_path):
+    model = model_of(kind)
+    model.save_pretrained(tmp_path / "model")
+    loaded = BlockwiseLM.from_pretrained(tmp_path / "model")
+    with torch.inference_mode():
+        before, after = (one.hidden_states(ids(1, 5)) for one in (model, loaded))
+        assert torch.equal(model.output_embedding(before), loaded.output_embedding(after))
+        assert torch.equal(model.head_logits(before), loaded.head_logits(after))
+    assert not loaded.training
+    assert not list((tmp_path / "model").glob(".saving*"))  # temporary files are gone
+    model.save_pretrained(tmp_path / "model")  # over what is there
+
+
+def test_what_cannot_be_attached_is_refused():
+    with pytest.raises(ValueError, match=r"shape \(4,\); expected \(batch, tokens\)"):
+        model_of("gpt2").hidden_states(ids(4))
+    with pytest.raises(TypeError, match="no output embedding"):
+        BlockwiseLM(model_of("gpt2").base.transformer)
+    encoder_decoder = build_base("llama")
+    encoder_decoder.config.is_encoder_decoder = True
+    with pytest.raises(TypeError, match="is an encoder-decoder; expected a decoder-only"):
+        BlockwiseLM(encoder_decoder)
+
+
+class Zeros:
+    """Heads of three slots without a file format."""
+
+    num_slots = 3
+
+    def __call__(self, hidden, exact_tokens):  # noqa: ARG002
+        return hidden.new_zeros(*hidden.shape[:-1], 3, VOCAB)
+
+
+class ReadsMore(Zeros):
+    """Heads that read more than a hidden state."""
+
+    def as_draft_heads(self, target):
+        raise NotImplementedError
+
+
+def test_heads_that_do_not_fit_are_refused(tmp_path):
+    base = model_of("llama").base
+    with pytest.raises(TypeError, match=r"heads is a function; .* callable with num_slots; g"):
+        BlockwiseLM(base, heads=lambda hidden: hidden)
+    model = BlockwiseLM(base, heads=Zeros())
+    assert model.head_logits(torch.ones(2, 32)).shape == (2, 3, VOCAB)
+    with pytest.raises(TypeError, match="Zeros, which have no file format"):
+        model.save_pretrained(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(TypeError, match="the heads are Zeros; expected BlockwiseHeads"):
+        train_blockwise(model, looping_text(), TrainOptions(steps=1, sequence_length=8))
+    with pytest.raises(TypeError, match="decode with generate"):
+        BlockwiseLM(base, heads=ReadsMore()).head_logits(torch.ones(2, 32))
