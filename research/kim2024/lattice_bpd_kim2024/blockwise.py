@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lattice_bpd.decode.state.model import DraftingModel
-from lattice_bpd.extensions import HEAD_FORMATS, find_extensions, load_extension
 from lattice_bpd.models.checkpoint import load_heads, load_target, save_heads
 from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.head_files import staged_folder, warn_of_other_target
@@ -54,15 +53,12 @@ class BlockwiseLM(nn.Module):
             `torch.compile(model)`. It is not copied.
         num_heads: h, the target's own head included.
         inner_size: width of each head's hidden layer; the target's hidden size when None.
-        heads: existing heads: `BlockwiseHeads`; another callable with num_slots, of hidden states
-            (..., D) and the exact tokens (...) or None, that returns logits (..., H, V), such as
-            `VocabularyHeads`; or heads that read more than a hidden state, with a method
-            `as_draft_heads`, such as a `BlockDrafter`. num_heads and inner_size are then ignored.
-            An OtherTargetWarning says that saved heads were trained on other weights than those of
-            `base`.
+        heads: existing heads, of any kind that `load_heads` reads. num_heads and inner_size are
+            then ignored. An OtherTargetWarning says that saved heads were trained on other weights
+            than those of `base`.
 
     Raises:
-        TypeError: base is an encoder-decoder or has no output embedding, or heads of another kind.
+        TypeError: base is an encoder-decoder or has no output embedding.
         ValueError: heads of other sizes, or num_heads below 2.
     """
 
@@ -87,15 +83,9 @@ class BlockwiseLM(nn.Module):
             if hasattr(heads, "attach"):
                 heads.attach(base)
             return
-        if isinstance(heads, nn.Module):
-            heads.to(device=device_of(base), dtype=base.dtype)
+        heads.to(device=device_of(base), dtype=base.dtype)
         if isinstance(heads, VocabularyHeads):
             heads.attach(base)
-        if not (callable(heads) and hasattr(heads, "num_slots")):
-            raise TypeError(
-                f"BlockwiseLM: heads is a {type(heads).__name__}; expected BlockwiseHeads or "
-                "another callable with num_slots; give any other callable to generate as heads="
-            )
         with loaded(self.output_embedding):
             check_heads(heads, self.output_embedding.weight)
         warn_of_other_target(heads, base, "BlockwiseLM")
@@ -171,18 +161,9 @@ class BlockwiseLM(nn.Module):
         """Write target and heads into a directory, which is created if missing.
 
         Raises:
-            TypeError: heads without a file format.
             OSError: the directory cannot be written.
         """
         directory = Path(directory)
-        others = [load_extension(HEAD_FORMATS, name).kind for name in find_extensions(HEAD_FORMATS)]
-        if not isinstance(self.heads, (BlockwiseHeads, VocabularyHeads, *others)):
-            raise TypeError(
-                f"save_pretrained: the heads are {type(self.heads).__name__}, which have no file "
-                "format; expected BlockwiseHeads, VocabularyHeads or those of an installed "
-                "distribution; save the target with model.base.save_pretrained(directory) and "
-                "attach the heads again after loading"
-            )
         with staged_folder(directory) as folder, plain_output_embedding(self.base):
             self.base.save_pretrained(folder)
         save_first_head(self.base, directory)

@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, build_base, looping_text, model_of
+from lattice_bpd.models import VocabularyHeads
 from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
 
@@ -42,32 +43,18 @@ def test_what_cannot_be_attached_is_refused():
         BlockwiseLM(encoder_decoder)
 
 
-class Zeros:
-    """Heads of three slots without a file format."""
-
-    num_slots = 3
-
-    def __call__(self, hidden, exact_tokens):  # noqa: ARG002
-        return hidden.new_zeros(*hidden.shape[:-1], 3, VOCAB)
-
-
-class ReadsMore(Zeros):
+class ReadMore:
     """Heads that read more than a hidden state."""
 
-    def as_draft_heads(self, target):
-        raise NotImplementedError
+    as_draft_heads = None
 
 
-def test_heads_that_do_not_fit_are_refused(tmp_path):
+def test_heads_that_do_not_fit_are_refused():
     base = model_of("llama").base
-    with pytest.raises(TypeError, match=r"heads is a function; .* callable with num_slots; g"):
-        BlockwiseLM(base, heads=lambda hidden: hidden)
-    model = BlockwiseLM(base, heads=Zeros())
+    heads = VocabularyHeads([3, 40, 7], 32, VOCAB, num_slots=3, inner_size=16)
+    model = BlockwiseLM(base, heads=heads)
     assert model.head_logits(torch.ones(2, 32)).shape == (2, 3, VOCAB)
-    with pytest.raises(TypeError, match="Zeros, which have no file format"):
-        model.save_pretrained(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-    with pytest.raises(TypeError, match="the heads are Zeros; expected BlockwiseHeads"):
+    with pytest.raises(TypeError, match="the heads are VocabularyHeads; expected BlockwiseHeads"):
         train_blockwise(model, looping_text(), TrainOptions(steps=1, sequence_length=8))
     with pytest.raises(TypeError, match="decode with generate"):
-        BlockwiseLM(base, heads=ReadsMore()).head_logits(torch.ones(2, 32))
+        BlockwiseLM(base, heads=ReadMore()).head_logits(torch.ones(2, 32))
