@@ -1,6 +1,5 @@
 #include "bindings.h"
 #include "lattice_bpd/base/errors.h"
-#include "lattice_bpd/draft/ancestor_mask.h"
 #include "lattice_bpd/draft/chain_batch.h"
 #include "lattice_bpd/draft/draft_batch.h"
 #include "lattice_bpd/draft/fst_drafts.h"
@@ -186,14 +185,6 @@ DraftArrays RescoreFst(const py::bytes& acceptor, const LmOrNone& lm, const Arra
   return ToArrays(std::move(batch), num_drafts);
 }
 
-// (n,) parents -> (size, size) of 0 and 1.
-py::array_t<std::uint8_t> AncestorMask(const Array<std::int32_t>& parents, py::ssize_t size) {
-  if (size < 0) throw ValueError(StrCat("size is ", size, "; expected 0 or more"));
-  py::array_t<std::uint8_t> mask({size, size});
-  WriteAncestorMask(ToSpan(parents), static_cast<std::size_t>(size), mask.mutable_data());
-  return mask;
-}
-
 }  // namespace
 
 void BindDraft(py::module_& m) {
@@ -216,7 +207,6 @@ void BindDraft(py::module_& m) {
   m.def("rescore_fst", &RescoreFst, py::arg("acceptor"), py::arg("lm"),
         py::arg("context").noconvert(), py::arg("bos"), py::arg("num_drafts"), py::arg("alpha"),
         py::arg("engine"));
-  m.def("ancestor_mask", &AncestorMask, py::arg("parents").noconvert(), py::arg("size"));
   m.def("fused_instruction_sets", &FusedInstructionSets);
   py::class_<PackedHeads>(m, "PackedHeads", "Draft heads of one text, with weights of 8 bits.")
       .def(py::init(&MakePackedHeads), py::arg("num_slots"), py::arg("hidden_size"),

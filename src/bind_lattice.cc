@@ -96,17 +96,6 @@ py::array_t<float> GumbelNoise(std::uint64_t key, std::uint64_t first_row,
   return ToArray(std::move(values), {rows, columns});
 }
 
-// (k of the slot before, k) from the slot before.
-py::array_t<float> TransitionsOf(const Sausage& sausage, std::size_t slot) {
-  if (slot == 0 || slot >= sausage.num_slots() || !sausage.has_transitions()) {
-    throw ValueError(StrCat("slot ", slot, " has no transitions"));
-  }
-  const Span<float> scores = sausage.transitions(slot);
-  return ToArray(std::vector<float>(scores.begin(), scores.end()),
-                 {static_cast<py::ssize_t>(sausage.width(slot - 1)),
-                  static_cast<py::ssize_t>(sausage.width(slot))});
-}
-
 // Candidates (batch, slots, k), transitions (batch, slots - 1, k, k) or none -> a lattice of each.
 std::vector<Sausage> SausagesOf(const Array<TokenId>& token_ids, const Array<float>& scores,
                                 const std::optional<Array<float>>& transitions) {
@@ -164,7 +153,6 @@ void BindLattice(py::module_& m) {
         py::arg("probs").noconvert(), py::arg("key"), py::arg("position"),
         py::arg("lenience") = 1.0);
   m.def("top_k_instruction_sets", &TopKInstructionSets);
-  m.def("set_top_k_instruction_set", &SetTopKInstructionSet, py::arg("name"));
   py::class_<Sausage>(m, "Sausage", "A sausage lattice: candidate tokens and scores by slot.")
       .def(py::init<>())
       .def(
@@ -173,14 +161,6 @@ void BindLattice(py::module_& m) {
             sausage.AddSlot(ToSpan(token_ids), ToSpan(scores));
           },
           py::arg("token_ids").noconvert(), py::arg("scores").noconvert())
-      .def(
-          "add_slot",
-          [](Sausage& sausage, const Array<TokenId>& token_ids, const Array<float>& scores,
-             const Array<float>& transitions) {
-            sausage.AddSlot(ToSpan(token_ids), ToSpan(scores), ToSpan(transitions));
-          },
-          py::arg("token_ids").noconvert(), py::arg("scores").noconvert(),
-          py::arg("transitions").noconvert())
       .def_property_readonly("num_slots", &Sausage::num_slots)
       .def(
           "token_ids",
@@ -190,8 +170,6 @@ void BindLattice(py::module_& m) {
           "scores",
           [](const Sausage& sausage, std::size_t slot) { return ToArray(sausage.scores(slot)); },
           py::arg("slot"))
-      .def_property_readonly("has_transitions", &Sausage::has_transitions)
-      .def("transitions", &TransitionsOf, py::arg("slot"))
       .def("at_temperature", &Sausage::AtTemperature, py::arg("temperature"))
       .def("to_fst_bytes",
            [](const Sausage& sausage) { return py::bytes(SausageToFstBytes(sausage)); });

@@ -350,11 +350,6 @@ void BindVerify(py::module_& m) {
                                return range;
                              })
       .def("first_nodes", &PrefixTree::Cut, py::arg("count"), py::arg("max_depth"))
-      .def(
-          "count_repeats", &PrefixTree::CountRepeats,
-          "Equal adjacent tokens, and all adjacent tokens, in nodes 0, 1, 2, ..; exact token 7 and "
-          "draft 7 9 9 4 have 2 of 4.")
-      .def("count_leaves", &PrefixTree::num_leaves, "Number of paths.")
       .def("list_paths", &PrefixTree::Paths, "The nodes from node 0 to each leaf, sorted by leaf.")
       .def(
           "child",

@@ -30,7 +30,6 @@ __all__: list[str] = [
     "WordScorer",
     "WordState",
     "additive_masks",
-    "ancestor_mask",
     "apply_linear",
     "attend",
     "backoffs_of_rows",
@@ -84,7 +83,6 @@ __all__: list[str] = [
     "search_word_lattice",
     "select_top_k",
     "set_fused_instruction_set",
-    "set_top_k_instruction_set",
     "summarize_runs",
     "top_k_instruction_sets",
     "train_ngram",
@@ -335,14 +333,6 @@ class PrefixTree:
         """
         The children of a node, in the order in which they were proposed.
         """
-    def count_leaves(self) -> int:
-        """
-        Number of paths.
-        """
-    def count_repeats(self) -> tuple[int, int]:
-        """
-        Equal adjacent tokens, and all adjacent tokens, in nodes 0, 1, 2, ..; exact token 7 and draft 7 9 9 4 have 2 of 4.
-        """
     def first_nodes(self, count: _Int, max_depth: _Int) -> PrefixTree: ...
     def list_paths(self) -> list[list[int]]:
         """
@@ -368,26 +358,15 @@ class Sausage:
     A sausage lattice: candidate tokens and scores by slot.
     """
     def __init__(self) -> None: ...
-    @typing.overload
     def add_slot(
         self,
         token_ids: numpy.typing.NDArray[numpy.int32],
         scores: numpy.typing.NDArray[numpy.float32],
-    ) -> None: ...
-    @typing.overload
-    def add_slot(
-        self,
-        token_ids: numpy.typing.NDArray[numpy.int32],
-        scores: numpy.typing.NDArray[numpy.float32],
-        transitions: numpy.typing.NDArray[numpy.float32],
     ) -> None: ...
     def at_temperature(self, temperature: _Float) -> Sausage: ...
     def scores(self, slot: _Int) -> numpy.typing.NDArray[numpy.float32]: ...
     def to_fst_bytes(self) -> bytes: ...
     def token_ids(self, slot: _Int) -> numpy.typing.NDArray[numpy.int32]: ...
-    def transitions(self, slot: _Int) -> numpy.typing.NDArray[numpy.float32]: ...
-    @property
-    def has_transitions(self) -> bool: ...
     @property
     def num_slots(self) -> int: ...
 
@@ -491,9 +470,6 @@ def additive_masks(
     slots: _Int,
     lowest: _Float,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
-def ancestor_mask(
-    parents: numpy.typing.NDArray[numpy.int32], size: _Int
-) -> numpy.typing.NDArray[numpy.uint8]: ...
 def apply_linear(
     shape: typing.Annotated[collections.abc.Sequence[_Int], "FixedSize(3)"],
     float_type: str,
@@ -893,7 +869,6 @@ def select_top_k(
     skip_bad_rows: bool = False,
 ) -> tuple[numpy.typing.NDArray[numpy.int32], numpy.typing.NDArray[numpy.float32]]: ...
 def set_fused_instruction_set(name: str) -> None: ...
-def set_top_k_instruction_set(name: str) -> None: ...
 def summarize_runs(
     runs: collections.abc.Sequence[bytes], min_counts: collections.abc.Sequence[_Int]
 ) -> tuple[typing.Any, ...]:

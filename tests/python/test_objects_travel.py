@@ -59,7 +59,7 @@ def test_a_mapped_lm_travels_by_its_path(
     with pytest.raises(FormatError, match=r"large\.lm: the file holds another LM than when it was"):
         pickle.loads(by_path)  # noqa: S301
     Path(tmp_path, "large.lm").unlink()
-    with pytest.raises(FileNotFoundError, match="cannot open .*large.lm") as raised:
+    with pytest.raises(FileNotFoundError, match=r"cannot open .*large\.lm") as raised:
         pickle.loads(by_path)  # noqa: S301
     assert raised.value.filename == str(tmp_path / "large.lm")
 

@@ -40,7 +40,7 @@ void ExplainFullDisk(const std::string& path, const CountFileWriter& writer, std
                " bytes of this file were written, about ",
                static_cast<std::uint64_t>(NeededBytes(writer, num_keys)), " are needed and ", free,
                " are free. What was written is removed: free space, or name another folder for "
-               "temporary files (temporary_folder, --temp-dir)"));
+               "temporary files in TMPDIR"));
   }
 }
 

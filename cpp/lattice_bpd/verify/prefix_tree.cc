@@ -99,15 +99,6 @@ PrefixTree PrefixTree::Cut(std::size_t count, std::int32_t max_depth) const {
   return tree;
 }
 
-std::pair<std::size_t, std::size_t> PrefixTree::CountRepeats() const {
-  std::size_t repeats = 0, last = 0;
-  while (last + 1 < size() && nodes_[last + 1].parent == static_cast<NodeNumber>(last)) {
-    ++last;
-    repeats += nodes_[last].token_id == nodes_[last - 1].token_id ? 1 : 0;
-  }
-  return {repeats, last};
-}
-
 std::vector<std::int64_t> PrefixTree::token_ids() const {
   return Collect(nodes_, &DraftNode::token_id);
 }

@@ -53,9 +53,6 @@ class PrefixTree {
   // The nodes before node `count`, and those of them that are at most `max_depth` deep.
   PrefixTree Cut(std::size_t count, std::int32_t max_depth) const;
 
-  // The neighbours in the draft of nodes 0, 1, 2, .. that are the same token, and all of them.
-  std::pair<std::size_t, std::size_t> CountRepeats() const;
-
   std::size_t size() const { return nodes_.size(); }
   std::size_t num_leaves() const { return num_leaves_; }
   std::int32_t max_depth() const { return max_depth_; }
