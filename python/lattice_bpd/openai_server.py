@@ -41,7 +41,7 @@ class Completion:
         text: of the answer.
         finish: "stop", "length" or another reason of the server.
         is_all: whether the text is all that was generated; False: reasoning is apart from it.
-        logprobs: as the server returned them, if `fields` of the request asked for them.
+        logprobs: as the server returned them, if `fields` of the request has them.
     """
 
     text: str
