@@ -26,6 +26,32 @@ def test_times_become_those_of_the_measured_calls():
     np.testing.assert_allclose(costs.times(80), 0.02 + 0.001 * np.arange(81), rtol=0.02)
 
 
+def test_interruptions_do_not_end_drafts():
+    """A tenth of the calls takes 3 to 10 times as long, such as the first one with 16 tokens."""
+    costs, rng = CallCosts(), np.random.default_rng(3)
+    costs.add(0, 9.0)
+    for _ in range(4):
+        costs.add(0, 0.02)
+    costs.add(16, 0.2)
+    assert costs.times(16)[16] < 1.8 * costs.times(16)[0]
+    for number in range(400):
+        size = SIZES[number % len(SIZES)]
+        slow = rng.uniform(3, 10) if rng.random() < 0.1 else 1.0
+        costs.add(size, slow * (0.02 + 0.0004 * size))
+    relative = costs.times(64) / costs.times(64)[0]
+    np.testing.assert_allclose(relative, 1 + 0.02 * np.arange(65), rtol=0.3)
+
+
+def test_long_calls_that_come_again_are_no_interruptions():
+    costs = CallCosts()
+    costs.add(0, 9.0)
+    for _ in range(4):
+        costs.add(0, 0.02)
+    for _ in range(4):
+        costs.add(16, 0.2)
+    assert costs.times(16)[16] > 3 * costs.times(16)[0]
+
+
 def test_decoding_measures_its_calls():
     model = copy.deepcopy(build_target("llama"))
     generate(model, PROMPTS[0], max_new_tokens=COUNT)

@@ -19,6 +19,7 @@ _GREEDY_STEPS = (1, 2, 24)
 _GREEDY_EVERY = 256  # later ones
 _FIRST_TRIAL = 16  # later ones after twice as many steps each
 _WORST = 4.0  # a measurement longer than this times the expected one is an interruption
+_LONG = 2.0  # likewise: it counts as so much, unless the one before of that size was as long
 
 
 class CallCosts:
@@ -35,6 +36,7 @@ class CallCosts:
         self._counts: npt.NDArray[np.float64] = np.zeros(len(SIZES))
         self._relative = 1.0 + _PRIOR_SLOPE * np.array(SIZES)  # seconds / speed
         self._speed = 1.0
+        self._longest: npt.NDArray[np.float64] = np.full(len(SIZES), _LONG)  # that counts, as ratio
 
     def next_to_measure(self) -> int | None:
         """The size of the next step if it is to be measured; None if it may be any.
@@ -67,6 +69,8 @@ class CallCosts:
             ratio = seconds / (self._speed * float(np.interp(size, SIZES, self._relative)))
             # the weights of the kept sizes in this time: 1, or of its two neighbors
             at = float(np.interp(size, SIZES, np.arange(len(SIZES))))
+            longest, self._longest[round(at)] = self._longest[round(at)], max(_LONG, ratio)
+            ratio = min(ratio, longest)
             shares = np.maximum(0.0, 1.0 - np.abs(np.arange(len(SIZES)) - at))
             counts = self._counts + shares
             known = float(shares @ counts) > _PRIOR_COUNT
