@@ -25,8 +25,8 @@ OPTIONS = 122
 STATE = "lattice_bpd.decode.state"
 KNOWN_PAIRS = {(f"{STATE}.sequence", f"{STATE}.model")}  # heads read sequences, which have a model
 STEPS = {  # by what a step measures
-    "text": {"files": 14, "lines": 3_286, "functions": 49},
-    "text, LM and heads": {"files": 20, "lines": 4_558, "functions": 66},
+    "text": {"files": 14, "lines": 3_290, "functions": 49},
+    "text, LM and heads": {"files": 20, "lines": 4_562, "functions": 66},
 }
 
 
