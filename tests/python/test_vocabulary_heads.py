@@ -134,6 +134,9 @@ def test_a_single_state_is_read_with_weights_of_8_bits(
     model.get_output_embeddings().bias = torch.nn.Parameter(torch.randn(VOCAB))
     heads.attach(model)
     check()
+    model.set_input_embeddings(torch.nn.Embedding(VOCAB, WIDTH))  # the output embedding stays
+    heads.attach(model)
+    check()
 
 
 def test_files_of_heads(tmp_path: Path) -> None:

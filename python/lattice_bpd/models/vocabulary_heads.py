@@ -92,18 +92,19 @@ class VocabularyHeads(SavedHeads):
             ValueError: another width or vocabulary.
         """
         output = base.get_output_embeddings()
-        bias = getattr(output, "bias", None)
-        versions = [version_of(one) for one in (output.weight, bias) if one is not None]
-        if versions == self._versions and not output.weight.is_meta:
-            return
         found, expected = tuple(output.weight.shape), (self.vocab_size, self.hidden_size)
         if found != expected:
             raise ValueError(
                 f"VocabularyHeads: the heads are for an output embedding of shape {expected}, the "
                 f"target has one of {found}; use heads that were trained on this target"
             )
-        self._target = base.get_input_embeddings(), output, *take_rows(output, self.token_ids)
-        self._versions = versions
+        bias = getattr(output, "bias", None)
+        versions = [version_of(one) for one in (output.weight, bias) if one is not None]
+        if self._target is not None and versions == self._versions and not output.weight.is_meta:
+            rows = self._target[2:]
+        else:
+            rows = take_rows(output, self.token_ids)
+        self._target, self._versions = (base.get_input_embeddings(), output, *rows), versions
 
     def draft_states(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
         """States whose products with the output embedding are the logits.
@@ -167,11 +168,10 @@ class VocabularyHeads(SavedHeads):
         Returns:
             Token ids (N, H, k) int64 and scores (N, H, k) float32, best first.
         """
-        top_k = min(top_k, self.draft_vocab_size)
         # One state on a CPU: reading the weights takes the time.
         is_one = len(hidden) == 1 and hidden.device.type == "cpu" and not torch.is_grad_enabled()
         if is_one and self.hidden_size % VECTOR == self.inner_size % VECTOR == 0:
-            return self._packed_lattice(hidden, exact_tokens, top_k)
+            return self._packed_lattice(hidden, exact_tokens, min(top_k, self.draft_vocab_size))
         return self.lattice_on_device(hidden, exact_tokens, top_k)
 
     def lattice_on_device(
