@@ -23,6 +23,13 @@ TARGETS = "lattice_bpd.targets"
 HEAD_FORMATS = "lattice_bpd.head_formats"
 """Group of ``models.checkpoint.HeadFormat``."""
 
+TARGET_PARTS = "lattice_bpd.target_parts"
+"""Group of functions of a target and its folder that attach a part, by the stem of its JSON file.
+
+An output embedding that then computes more than ``nn.Linear`` has a method ``project_states``: the
+logits of the states of BlockwiseHeads.
+"""
+
 CONSTRAINTS = "lattice_bpd.constraints"
 """Group of ``constraint``, which makes a ``ConstrainedText`` for each text; ``regex``, .."""
 
@@ -48,12 +55,14 @@ _DISTRIBUTIONS: dict[str, dict[str, str]] = {
         "spec_drafter": "lattice-bpd-translation",
         "medusa": "lattice-bpd-drafters",
     },
+    TARGET_PARTS: {"first_head": "lattice-bpd-kim2024"},
     CONSTRAINTS: dict.fromkeys(("constraint", "regex", "json-schema"), "lattice-bpd-constraints"),
 }  # that this project has, by group and name: what to install where an entry point is missing
 _KINDS = {
     COMMANDS: "command",
     TARGETS: "kind of target",
     HEAD_FORMATS: "format of heads",
+    TARGET_PARTS: "part of a target",
     CONSTRAINTS: "feature",
     DRAFTERS: "strategy",
 }

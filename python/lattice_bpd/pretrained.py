@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, require
+from lattice_bpd.extensions import HEAD_FORMATS, TARGET_PARTS, known_extensions, require
 
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\S+))?")
 _CONFIG, _ADAPTER, _TOKENIZER = "config.json", "adapter_config.json", "tokenizer_config.json"
-_OWN = ("*.lm", "heads.*", "blockwise_heads.*", "first_head.*")
+_OWN = ("*.lm", "heads.*", "blockwise_heads.*")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,8 @@ def find_pretrained(name: str | Path | Pretrained, trust_remote_code: bool = Fal
         return Pretrained(str(name), Path(name), trust_remote_code=trust_remote_code)
     hub = require("huggingface_hub", "torch")
     patterns = [_CONFIG, _ADAPTER, _TOKENIZER, *_OWN]
-    patterns += [f"{kind}*" for kind in known_extensions(HEAD_FORMATS)]
+    for group in (HEAD_FORMATS, TARGET_PARTS):
+        patterns += [f"{name}*" for name in known_extensions(group)]
     try:
         hub.HfApi().model_info(match[1], revision=match[2])
         is_cached = False

@@ -30,12 +30,12 @@ from lattice_bpd import _core  # noqa: E402
 from lattice_bpd.decode import CustomGenerate, decode, generate  # noqa: E402
 from lattice_bpd.decode.drafters.call_costs import costs_of  # noqa: E402
 from lattice_bpd.models import linear as linear_module  # noqa: E402
-from lattice_bpd.models.first_head import FirstHead, HeadNetwork  # noqa: E402
 from lattice_bpd.models.heads import BlockwiseHeads  # noqa: E402
 from lattice_bpd.models.linear import CALL, linear  # noqa: E402
 from lattice_bpd.models.model_facts import facts_of  # noqa: E402
 from lattice_bpd.train.responses.generation import generate_responses  # noqa: E402
 from lattice_bpd.verify import Sampled, cpu_kernels, use_cpu_kernels  # noqa: E402
+from lattice_bpd_kim2024.heads.first_head import FirstHead, HeadNetwork  # noqa: E402
 from planted_drafts import PlantedDrafts  # noqa: E402
 from tiny_models import make_tiny_model  # noqa: E402
 

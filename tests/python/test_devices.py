@@ -25,7 +25,6 @@ from lattice_bpd import NGramLM
 from lattice_bpd.decode import CustomGenerate, decode, generate
 from lattice_bpd.decode.drafters import NoDrafter
 from lattice_bpd.models import BlockwiseHeads, VocabularyHeads, model_facts
-from lattice_bpd.models.first_head import FirstHead, HeadNetwork
 from lattice_bpd.train.vocabulary_heads import (
     Positions,
     VocabularyHeadsOptions,
@@ -34,6 +33,7 @@ from lattice_bpd.train.vocabulary_heads import (
 from lattice_bpd.verify import CausalLMTarget, use_cpu_kernels
 from lattice_bpd.verify.acceptance import Sampled
 from lattice_bpd_drafters.medusa_heads import MedusaHeads
+from lattice_bpd_kim2024.heads.first_head import FirstHead, HeadNetwork
 from planted_drafts import PlantedDrafts
 from target_models import COUNT, PROMPTS, VOCAB, build_target, generated, plain_generate
 

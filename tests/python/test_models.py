@@ -16,7 +16,6 @@ from lattice_bpd import FormatError
 from lattice_bpd.decode import DraftingModel
 from lattice_bpd.models import BlockwiseHeads, load_heads
 from lattice_bpd.models.checkpoint import load_target
-from lattice_bpd.models.first_head import project_states
 
 SLOTS = HEADS - 1
 
@@ -25,7 +24,7 @@ def test_a_head_is_residual_plus_one_hidden_layer_through_the_tied_embedding():
     model, hidden = model_of("gpt2"), torch.randn(32, generator=torch.Generator().manual_seed(1))
     heads = model.heads
     with torch.inference_mode():
-        logits = project_states(model.base.get_output_embeddings(), heads(hidden))
+        logits = model.base.get_output_embeddings()(heads(hidden))
         for slot in range(SLOTS):
             rows = slice(slot * 32, (slot + 1) * 32)
             inner = F.silu(heads.inner.weight[rows] @ hidden + heads.inner.bias[rows])

@@ -12,7 +12,6 @@ from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.gates import Gates
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.checkpoint import has_heads, load_heads
-from lattice_bpd.models.first_head import FIRST_HEAD_FILES
 from lattice_bpd_vllm.options import CONFIG_KEY, DrafterOptions
 
 _CHAIN_OF_STRATEGY = {
@@ -133,7 +132,7 @@ def _find_heads(
                 "none, to draft from the text so far"
             )
         return None
-    if (folder / FIRST_HEAD_FILES.config_name).is_file():
+    if (folder / "first_head.json").is_file():
         raise ValueError(
             f"{folder}: head 1 has a network of its own, which vLLM's target lacks, so outputs "
             "would differ; expected heads of a target without one; train without --first-head"

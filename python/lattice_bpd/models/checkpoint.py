@@ -4,7 +4,6 @@
     blockwise_heads.safetensors, ..heads.json    BlockwiseHeads (`head_files`), or
     heads.safetensors, heads.json                VocabularyHeads (`head_files`), or
     block_drafter/, ..                           heads of other distributions (`HeadFormat`)
-    first_head.safetensors, first_head.json      head 1's own network, if any (`first_head`)
 
 The heads' JSON is written last, renamed from a temporary name, so heads with it are complete.
 """
@@ -18,8 +17,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.extensions import HEAD_FORMATS, known_extensions, load_extension
-from lattice_bpd.models.first_head import load_first_head
+from lattice_bpd.extensions import HEAD_FORMATS, TARGET_PARTS, known_extensions, load_extension
 from lattice_bpd.models.head_files import SavedHeads
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
@@ -178,21 +176,23 @@ def save_heads(heads: Any, directory: Path, base: PreTrainedModel | None = None)
 
 
 def load_target(model: str | Path | Pretrained, **options: Any) -> PreTrainedModel:
-    """A causal LM, with head 1's network if its folder has one.
+    """A causal LM, with the parts of other distributions that its folder has (`TARGET_PARTS`).
 
     Args:
         model: as `find_pretrained` takes and returns it.
         options: of `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
-        ImportError: something that the model needs is not installed.
+        ImportError: something that the model or a part needs is not installed.
         FormatError: a file is missing, cut or altered.
         OSError: the hub does not provide it.
         ValueError: it needs code of its own, without trust_remote_code.
     """
     found = find_pretrained(model, options.pop("trust_remote_code", False))
     base: PreTrainedModel = found.load_model(**options)
-    load_first_head(base, found.folder)
+    for name in known_extensions(TARGET_PARTS):
+        if (found.folder / f"{name}.json").is_file():
+            load_extension(TARGET_PARTS, name)(base, found.folder)
     return base
 
 

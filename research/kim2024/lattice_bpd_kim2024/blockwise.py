@@ -28,7 +28,6 @@ from transformers import PreTrainedModel
 
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.models.checkpoint import load_heads, load_target, save_heads
-from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.head_files import staged_folder, warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, check_heads
 from lattice_bpd.models.hooks import device_of, loaded
@@ -36,7 +35,11 @@ from lattice_bpd.models.lm_call import find_max_positions, unwrap_model
 from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 from lattice_bpd.pretrained import Pretrained, find_pretrained
 from lattice_bpd.train.head_states import read_hidden
-from lattice_bpd_kim2024.heads.first_head import plain_output_embedding, save_first_head
+from lattice_bpd_kim2024.heads.first_head import (
+    plain_output_embedding,
+    project_states,
+    save_first_head,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from blockwise_models import VOCAB, looping_text, model_of, output_of, plain_greedy
-from lattice_bpd import DraftConfig
+from lattice_bpd import DraftConfig, extensions
 from lattice_bpd.cli import main
 from lattice_bpd.decode import generate
-from lattice_bpd.models.first_head import FirstHead
+from lattice_bpd.models.checkpoint import load_target
 from lattice_bpd_kim2024.blockwise import BlockwiseLM
-from lattice_bpd_kim2024.heads.first_head import attach_first_head
+from lattice_bpd_kim2024.heads.first_head import FirstHead, attach_first_head
 from lattice_bpd_kim2024.heads.options import HeadText
 from lattice_bpd_kim2024.heads.run import train_heads
 from lattice_bpd_kim2024.heads.trainer import HeadTrainer
@@ -173,6 +173,13 @@ def test_files_without_a_network_have_none(tmp_path):
     assert not isinstance(
         BlockwiseLM.from_pretrained(tmp_path / "m").base.get_output_embeddings(), FirstHead
     )
+
+
+def test_without_this_distribution_the_core_says_what_to_install(tmp_path, monkeypatch):
+    make_model().save_pretrained(tmp_path / "m")
+    monkeypatch.setattr(extensions, "find_extensions", lambda _group: {})
+    with pytest.raises(ImportError, match="part of a target of lattice-bpd-kim2024; pip install"):
+        load_target(tmp_path / "m")
 
 
 def test_refusals(tmp_path):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.models.first_head import project_states
 from lattice_bpd.models.head_files import SavedHeads, warn_of_other_target
 from lattice_bpd.models.heads import BlockwiseHeads, check_heads
 from lattice_bpd.models.hooks import loaded
@@ -133,9 +132,8 @@ def as_draft_heads(heads: Any, target: CausalLMTarget) -> DraftHeads | None:
         with loaded(embedding):
             check_heads(heads, embedding.weight)
         networks = heads  # its type is known here
-        return HiddenStateHeads(
-            lambda hidden: project_states(embedding, networks(hidden)), heads.num_slots
-        )
+        project = getattr(embedding, "project_states", embedding)  # see TARGET_PARTS
+        return HiddenStateHeads(lambda hidden: project(networks(hidden)), heads.num_slots)
     if not callable(heads):
         is_path = isinstance(heads, (str, Path))
         advice = f"; load them with load_heads({str(heads)!r}) of lattice_bpd.models"

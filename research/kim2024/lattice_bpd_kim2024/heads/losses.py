@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lattice_bpd.models.first_head import FirstHead, project_states
 from lattice_bpd.models.heads import BlockwiseHeads
 from lattice_bpd.models.linear import CpuLinear
 from lattice_bpd_kim2024.blockwise import BlockwiseLM
-from lattice_bpd_kim2024.heads.first_head import first_head_states
+from lattice_bpd_kim2024.heads.first_head import FirstHead, first_head_states, project_states
 
 _CHUNK_BYTES = {"cpu": 26 << 20, "cuda": 512 << 20}  # on a CPU, fit the last-level cache
 _ROWS = (16, 512)  # minimum and maximum rows per chunk
