@@ -243,21 +243,22 @@ TEST_CASE("rounding to half precision is to the nearest, ties to even") {
 }
 
 TEST_CASE("packed heads refuse arrays that do not fit, and numbers that are none") {
-  std::vector<float> inner(2 * 16 * 16), outer(2 * 16 * 16), zeros(32), rows(3 * 16, 1.0f);
+  std::vector<float> inner(2 * 16 * 32), outer(2 * 16 * 16), zeros(32), rows(3 * 16, 1.0f);
   const std::vector<TokenId> ids = {4, 7, 9};
   PackedHeads::Weights weights = {2, 16, 16, inner, zeros, outer, zeros, rows, {}, ids};
   const std::vector<float> hidden(16, 1.0f);
-  const TopK best = PackedHeads(weights).Find(hidden, {}, 2, 1);
+  const TopK best = PackedHeads(weights).Find(hidden, hidden, 2, 1);
   CHECK(best.token_ids == std::vector<TokenId>{4, 7, 4, 7});  // all have the same probability
   CHECK(best.scores[0] == doctest::Approx(-std::log(3.0)));
-  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, hidden, 2, 1), ValueError);
-  CHECK_THROWS_AS(PackedHeads(weights).Find(zeros, {}, 2, 1), ValueError);
-  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, {}, 4, 1), ValueError);
+  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, {}, 2, 1), ValueError);
+  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, zeros, 2, 1), ValueError);
+  CHECK_THROWS_AS(PackedHeads(weights).Find(zeros, hidden, 2, 1), ValueError);
+  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, hidden, 4, 1), ValueError);
   weights.hidden_size = 8;
   CHECK_THROWS_AS(PackedHeads{weights}, ValueError);
   weights.hidden_size = 16;
   rows[20] = std::numeric_limits<float>::quiet_NaN();
-  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, {}, 2, 1), ValueError);
+  CHECK_THROWS_AS(PackedHeads(weights).Find(hidden, hidden, 2, 1), ValueError);
 }
 
 }  // namespace

@@ -35,12 +35,9 @@ IDS = [3, 50, 7, 21, 9, 60, 33]
 SLOTS, WIDTH = 3, 32
 
 
-def make_heads(*, reads_exact_token: bool = True, inner_size: int = 16) -> VocabularyHeads:
+def make_heads(*, inner_size: int = 16) -> VocabularyHeads:
     torch.manual_seed(0)
-    heads = VocabularyHeads(
-        IDS, WIDTH, VOCAB,
-        num_slots=SLOTS, inner_size=inner_size, reads_exact_token=reads_exact_token,
-    )  # fmt: skip
+    heads = VocabularyHeads(IDS, WIDTH, VOCAB, num_slots=SLOTS, inner_size=inner_size)
     with torch.no_grad():
         for weight in heads.parameters():
             weight.normal_(0.0, 0.3)
@@ -58,9 +55,7 @@ def logits_by_hand(heads: VocabularyHeads, model: Any, hidden: Any, exact: int) 
     def norm(vector: Any) -> Any:
         return vector / np.sqrt((vector**2).mean() + np.finfo(np.float32).eps)
 
-    inputs = norm(hidden)
-    if heads.reads_exact_token:
-        inputs = np.concatenate([inputs, norm(embedding[exact])])
+    inputs = np.concatenate([norm(hidden), norm(embedding[exact])])
     logits = np.full((SLOTS, VOCAB), -np.inf)
     for slot in range(SLOTS):
         rows = slice(slot * heads.inner_size, (slot + 1) * heads.inner_size)
@@ -81,9 +76,8 @@ def test_heads_follow_a_target_that_moves() -> None:
     assert heads.draft_logits(hidden, exact.to("meta")).device.type == "meta"
 
 
-@pytest.mark.parametrize("reads_exact_token", [True, False])
-def test_heads_against_formulas(reads_exact_token: bool) -> None:
-    model, heads = build_target("llama"), make_heads(reads_exact_token=reads_exact_token)
+def test_heads_against_formulas() -> None:
+    model, heads = build_target("llama"), make_heads()
     heads.attach(model)
     hidden, exact = torch.randn(4, WIDTH), torch.tensor([0, 5, 9, 63])
     logits = heads(hidden, exact)
@@ -98,17 +92,11 @@ def test_heads_against_formulas(reads_exact_token: bool) -> None:
         np.testing.assert_allclose(
             lattice.scores[row].detach(), np.take_along_axis(log_probs, order, 1), atol=1e-4
         )
-    own = model.get_output_embeddings()(hidden).argmax(-1)  # the default exact tokens
-    torch.testing.assert_close(heads(hidden), heads(hidden, own))
 
 
-@pytest.mark.parametrize("reads_exact_token", [True, False])
 @torch.no_grad()
-def test_a_single_state_is_read_with_weights_of_8_bits(
-    reads_exact_token: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = build_target("llama")
-    heads = make_heads(reads_exact_token=reads_exact_token, inner_size=64)
+def test_a_single_state_is_read_with_weights_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, heads = build_target("llama"), make_heads(inner_size=64)
     heads.attach(model)
     hidden, exact = torch.randn(1, WIDTH), torch.tensor([9])
 
@@ -140,11 +128,10 @@ def test_a_single_state_is_read_with_weights_of_8_bits(
 
 
 def test_files_of_heads(tmp_path: Path) -> None:
-    heads = make_heads(reads_exact_token=False)
+    heads = make_heads()
     heads.save_pretrained(tmp_path, build_target("llama"))
     loaded: Any = load_heads(tmp_path)
     assert isinstance(loaded, VocabularyHeads)
-    assert not loaded.reads_exact_token
     for name, value in heads.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], value)
     with pytest.raises(ValueError, match=r"shape \(64, 32\), the target has one of \(64, 24\)"):

@@ -17,8 +17,7 @@ const PackedHeads::Weights& Checked(const PackedHeads::Weights& weights) {
                     inner = weights.inner_size, kept = weights.token_ids.size();
   const std::size_t one = slots * inner * size;
   const bool fits = one > 0 && kept > 0 && size % PackedMatrix::kColumns == 0 &&
-                    inner % PackedMatrix::kColumns == 0 &&
-                    (weights.inner.size() == one || weights.inner.size() == 2 * one) &&
+                    inner % PackedMatrix::kColumns == 0 && weights.inner.size() == 2 * one &&
                     weights.inner_bias.size() == slots * inner && weights.outer.size() == one &&
                     weights.outer_bias.size() == slots * size &&
                     weights.rows.size() == kept * size &&
@@ -48,8 +47,7 @@ PackedHeads::PackedHeads(const Weights& weights)
     : num_slots_(Checked(weights).num_slots),
       hidden_size_(weights.hidden_size),
       inner_size_(weights.inner_size),
-      inner_(weights.inner.data(), num_slots_ * inner_size_,
-             weights.inner.size() / (num_slots_ * inner_size_)),
+      inner_(weights.inner.data(), num_slots_ * inner_size_, 2 * hidden_size_),
       outer_(weights.outer.data(), num_slots_ * hidden_size_, inner_size_),
       rows_(weights.rows.data(), weights.token_ids.size(), hidden_size_),
       inner_bias_(Copy(weights.inner_bias)),
@@ -58,14 +56,13 @@ PackedHeads::PackedHeads(const Weights& weights)
       token_ids_(weights.token_ids.begin(), weights.token_ids.end()) {}
 
 TopK PackedHeads::Find(Span<float> hidden, Span<float> embedding, int top_k, int threads) const {
+  if (hidden.size() != hidden_size_ || embedding.size() != hidden_size_) {
+    throw ValueError(StrCat("PackedHeads: a state of ", hidden.size(), " and an embedding of ",
+                            embedding.size(), " numbers; expected ", hidden_size_, " each"));
+  }
   std::vector<float> inputs;
   AddNormalized(hidden, &inputs);
-  if (!embedding.empty()) AddNormalized(embedding, &inputs);
-  if (hidden.size() != hidden_size_ || inputs.size() != inner_.columns) {
-    throw ValueError(StrCat("PackedHeads: a state of ", hidden.size(), " and an embedding of ",
-                            embedding.size(), " numbers; expected ", hidden_size_,
-                            " each, and no embedding for heads without one"));
-  }
+  AddNormalized(embedding, &inputs);
   const auto for_tasks = [&](std::size_t rows, const auto& run) {
     RunParallel((rows + kTask - 1) / kTask, threads,
                 [&](std::size_t task) { run(task * kTask, std::min(rows, (task + 1) * kTask)); });

@@ -14,13 +14,12 @@
 namespace lattice_bpd {
 
 // Slot j of H: logits = rows (hidden + outer_bias_j + outer_j silu(inner_j x + inner_bias_j)) +
-// rows_bias, where x is the normalized hidden state, and the normalized embedding after it where
-// inner has room for it.
+// rows_bias, where x is the normalized hidden state and after it the normalized embedding.
 class PackedHeads {
  public:
   struct Weights {
     std::size_t num_slots, hidden_size, inner_size;  // H, D, F
-    Span<float> inner, inner_bias;                   // (H, F, D or 2 D), (H, F)
+    Span<float> inner, inner_bias;                   // (H, F, 2 D), (H, F)
     Span<float> outer, outer_bias;                   // (H, D, F), (H, D)
     Span<float> rows, rows_bias;                     // (K, D), (K) or empty
     Span<TokenId> token_ids;                         // (K)

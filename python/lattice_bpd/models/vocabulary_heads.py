@@ -26,7 +26,6 @@ from lattice_bpd.models.model_facts import version_of
 VOCABULARY_FILES = HeadFiles(
     "heads",
     {"num_slots": 1, "hidden_size": 1, "inner_size": 1, "draft_vocab_size": 1, "vocab_size": 1},
-    {"reads_exact_token": True},
 )
 
 
@@ -39,8 +38,6 @@ class VocabularyHeads(SavedHeads):
         vocab_size: V of the target.
         num_slots: H; slot 0 predicts the token after the exact one.
         inner_size: F, the width of each network's hidden layer.
-        reads_exact_token: whether the networks read the exact token; False: the hidden state
-            alone, as in Kim et al. 2024.
 
     Attributes:
         trained_on: a sample of the weights of the target that they were trained on, if known.
@@ -59,7 +56,6 @@ class VocabularyHeads(SavedHeads):
         *,
         num_slots: int = 5,
         inner_size: int = 1024,
-        reads_exact_token: bool = True,
     ) -> None:
         super().__init__()
         self.token_ids: Tensor
@@ -68,8 +64,8 @@ class VocabularyHeads(SavedHeads):
         if min(sizes) < 1:
             raise ValueError(f"VocabularyHeads: sizes are {sizes}; expected 1 or more of each")
         self.hidden_size, self.vocab_size, self.num_slots = hidden_size, vocab_size, num_slots
-        self.inner_size, self.reads_exact_token = inner_size, reads_exact_token
-        self.inner = nn.Linear(hidden_size * (1 + reads_exact_token), num_slots * inner_size)
+        self.inner_size = inner_size
+        self.inner = nn.Linear(2 * hidden_size, num_slots * inner_size)
         # Zero: each head starts as a copy of the target's own prediction.
         self.outer_weight = nn.Parameter(torch.zeros(num_slots * hidden_size, inner_size))
         self.outer_bias = nn.Parameter(torch.zeros(num_slots, hidden_size))
@@ -106,26 +102,22 @@ class VocabularyHeads(SavedHeads):
             rows = take_rows(output, self.token_ids)
         self._target, self._versions = (base.get_input_embeddings(), output, *rows), versions
 
-    def draft_states(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+    def draft_states(self, hidden: Tensor, exact_tokens: Tensor) -> Tensor:
         """States whose products with the output embedding are the logits.
 
         Args:
             hidden: (N, D) float, the states that predicted the exact tokens.
-            exact_tokens: (N,) int64; None: the target's argmax.
+            exact_tokens: (N,) int64.
 
         Returns:
             (N, H, D) float.
         """
         if self._target is None:
             raise ValueError("VocabularyHeads: no target; call attach(model) first")
-        embed, output = self._target[:2]
         inputs = F.rms_norm(hidden, (self.hidden_size,))
-        if self.reads_exact_token:
-            with torch.no_grad():
-                if exact_tokens is None:
-                    exact_tokens = output(hidden).argmax(dim=-1)
-                embedded = F.rms_norm(embed(exact_tokens), (self.hidden_size,)).to(inputs)
-            inputs = torch.cat([inputs, embedded], dim=-1)
+        with torch.no_grad():
+            embedded = F.rms_norm(self._target[0](exact_tokens), (self.hidden_size,)).to(inputs)
+        inputs = torch.cat([inputs, embedded], dim=-1)
         inner = F.silu(linear(inputs, self.inner.weight, self.inner.bias))
         if hidden.device.type == "cpu":
             slots = inner.chunk(self.num_slots, -1), self.outer_weight.chunk(self.num_slots)
@@ -152,7 +144,7 @@ class VocabularyHeads(SavedHeads):
         rows = [one for one in self.output_rows() if one is not None]
         return [*self.parameters(), self.token_ids, *self._target[0].parameters(), *rows]
 
-    def draft_logits(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+    def draft_logits(self, hidden: Tensor, exact_tokens: Tensor) -> Tensor:
         """(N, H, K) logits over the draft vocabulary; see `draft_states`."""
         rows, bias = self.output_rows()
         return linear(self.draft_states(hidden, exact_tokens).to(rows.dtype), rows, bias)
@@ -198,18 +190,15 @@ class VocabularyHeads(SavedHeads):
             sizes = self.num_slots, self.hidden_size, self.inner_size
             packed = _core.PackedHeads(*sizes, *map(_to_array, arrays))
             self._packed = versions, packed, weights  # kept, so that no other one has their id
-        embedding = embed(exact_tokens) if self.reads_exact_token else torch.zeros(0, device="cpu")
         ids, scores = self._packed[1].candidates(
-            _to_array(hidden), _to_array(embedding), top_k, torch.get_num_threads()
+            _to_array(hidden), _to_array(embed(exact_tokens)), top_k, torch.get_num_threads()
         )
         tensors = torch.from_numpy(ids[None]).long(), torch.from_numpy(scores[None])
         return LatticeInput(*tensors, are_log_probs=True)
 
-    def forward(self, hidden: Tensor, exact_tokens: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, exact_tokens: Tensor) -> Tensor:
         """(..., H, V) logits, -inf outside the draft vocabulary; see `draft_states`."""
-        rows = hidden.reshape(-1, self.hidden_size)
-        tokens = None if exact_tokens is None else exact_tokens.reshape(-1)
-        logits = self.draft_logits(rows, tokens)
+        logits = self.draft_logits(hidden.reshape(-1, self.hidden_size), exact_tokens.reshape(-1))
         whole = logits.new_full((*logits.shape[:2], self.vocab_size), float("-inf"))
         whole.index_copy_(2, self.token_ids, logits)
         return whole.view(*hidden.shape[:-1], self.num_slots, self.vocab_size)

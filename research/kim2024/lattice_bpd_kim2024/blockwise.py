@@ -157,6 +157,8 @@ class BlockwiseLM(nn.Module):
             )
         if isinstance(self.heads, BlockwiseHeads):
             return project_states(self.output_embedding, self.heads(hidden))
+        if exact_tokens is None and isinstance(self.heads, VocabularyHeads):
+            exact_tokens = self.output_embedding(hidden).argmax(-1)
         logits: Tensor = self.heads(hidden, exact_tokens)
         return logits
 
