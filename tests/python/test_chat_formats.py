@@ -140,30 +140,24 @@ def test_plain_text_that_begins_as_the_template_does(style: str, tmp_path: Path)
     )
     short = whole[whole.index("[INST]" if style == "mistral" else "<|") :]  # without BOS
     texts = [whole, short, *(["<|im_start|>user\nHi"] if style == "chatml" else [])]
-    with_system = [system("Other."), user("Hi")]
     if style != "mistral":
+        with_system = [system("Other."), user("Hi")]
         texts.append(tokenizer.decode(template_ids(tokenizer, with_system)))
+    texts = [text.replace("\n\n", "\n").strip() for text in texts]
     plain = [*NAMING[:4], "user", "system\nBe kind."]
     file = tmp_path / "a.txt"
-    file.write_text("\n\n".join(text.replace("\n\n", "\n") for text in [*texts, *plain]))
+    file.write_text("\n\n".join([*texts, *plain]))
     chats = read_chats(str(file))
-    for text, chat in zip(texts, chats, strict=False):
-        if "\n\n" not in text:
-            bos = "" if text.startswith("<s>") or style == "chatml" else "<s>"
-            ids = tokenizer(bos + text, add_special_tokens=False)["input_ids"]
-            assert encode_prompt(tokenizer, chat) == ids
-    for text, chat in zip(plain, chats[len(texts) :], strict=True):
+    for text, chat in zip([*texts, *plain], chats, strict=True):
         assert encode_prompt(tokenizer, chat) == template_ids(tokenizer, [user(text)])
-    _, notes = find_usable(tokenizer, chats[: len(texts)] + chats[len(texts) :])
-    if style != "llama3":  # whose texts have empty lines
-        assert f"{len(texts)} texts begin as the chat template does: they are taken" in notes[0]
-    as_messages = [Chat([user(whole)], "a")]
-    assert (
-        "1 prompts begin as the chat template does, which is"
-        in find_usable(tokenizer, as_messages)[1][0]
-    )
-    made = format_prompt(tokenizer, as_messages[0], chat=False)
-    assert made == (whole, False, False)
+        ids = tokenizer(text.removeprefix("<s>"), add_special_tokens=False)["input_ids"]
+        assert encode_prompt(tokenizer, chat, chat=False) == [tokenizer.bos_token_id, *ids]
+    _, notes = find_usable(tokenizer, chats)
+    assert f"{len(texts)} prompts begin as the chat template does, which is" in notes[0]
+    assert find_usable(tokenizer, chats, chat=False)[1] == []
+    if style != "chatml":  # which has no BOS
+        made = format_prompt(tokenizer, Chat([user(whole)], "a"), chat=False)
+        assert made == (whole, False, False)
 
 
 TOOL_CALLS = [
@@ -266,23 +260,7 @@ RECORDS: list[tuple[Any, list[Any]]] = [
          "body": {"model": "m", "messages": [BRIEF, *ASK], "max_tokens": 9}},
         [BRIEF, *ASK],
     ),
-    (
-        {"url": "/v1/responses", "body": {
-            "instructions": "Be brief.",
-            "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]}},
-        [BRIEF, user([{"type": "text", "text": "Hi"}])],
-    ),
-    ({"input": "Hi", "instructions": "Be brief."}, [BRIEF, *ASK]),
-    (
-        {"input": [user("Rome?"), {"type": "reasoning", "summary": []},
-                   {"type": "function_call", "call_id": "c1", "name": "weather",
-                    "arguments": "{}"},
-                   {"type": "function_call_output", "call_id": "c1", "output": "21"}]},
-        [user("Rome?"),
-         said(None, tool_calls=[{"type": "function", "id": "c1",
-                                 "function": {"name": "weather", "arguments": "{}"}}]),
-         {"role": "tool", "tool_call_id": "c1", "content": "21"}],
-    ),
+    ({"input": "Hi", "system": "Be brief.", "output": "Hello"}, [BRIEF, *ASK, *SAY]),
     ({"request": {"messages": ASK}, "response": {"body": {"choices": [{"message": SAY[0]}]}}},
      ASK + SAY),
     (
@@ -328,9 +306,7 @@ def test_a_prompt_of_the_completions_api_is_sent_as_it_is(tmp_path: Path) -> Non
 
 
 def test_tools_of_other_apis(tmp_path: Path) -> None:
-    flat = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
     for record in (
-        {"input": "Hi", "tools": [flat]},
         {"messages": ASK, "functions": [WEATHER["function"]]},
         {"messages": ASK, "tools": WEATHER},
         {"url": "/v1/chat/completions", "body": {"messages": ASK, "tools": [WEATHER]}},
@@ -352,7 +328,11 @@ WRONG: list[tuple[Any, str]] = [
     ({"prompt": "\ud83d"}, "unpaired surrogate"),
     (7, "no prompt in 7"),
     ({"conversations": [{"from": "gpt", "value": "x"}], "system": "y"}, "no prompt in conv"),
-    ({"input": [user("Hi"), {"type": "function_call_output", "output": 7}]}, "expected its role"),
+    ({"input": ASK}, "input is that of OpenAI's Responses API; expected messages"),
+    ({"input": "Hi", "instructions": "Be brief."}, "input is that of OpenAI's Responses API"),
+    ({"body": {"input": "Hi", "tools": [WEATHER["function"]]}}, "OpenAI's Responses API"),
+    ({"messages": [*ASK, {"type": "function_call", "name": "f"}]}, "expected its role and a text"),
+    ({"messages": [user([{"type": "input_text", "text": "Hi"}])]}, 'with parts of type "text"'),
     ({"messages": [user([{"type": [], "text": 7}, 7])]}, "expected its role and a text"),
     ({"messages": json.dumps([user("\ud83d")])}, "unpaired surrogate"),
     ({"messages": ASK, "system": [7]}, "expected its role and a text"),

@@ -37,6 +37,7 @@ _FROM = {
 }  # fmt: skip
 _ANSWERED = ("user", "tool", "function", "ipython", "observation")  # roles that get a response
 _STAND_IN = "..."  # for a response that is not known yet
+_OTHER_PARTS = ("input_text", "output_text")  # types of contents, of OpenAI's Responses API
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
@@ -50,14 +51,14 @@ class Chat:
         location: where it was read, for messages.
         tools: for the chat template; None: none.
         options: of the chat template, such as enable_thinking.
-        template: whether the chat template is applied; None: unless the text begins as it does.
+        template: whether the chat template is applied.
     """
 
     messages: list[Message]
     location: str = ""
     tools: list[Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    template: bool | None = True
+    template: bool = True
 
     def prompt_ends(self) -> list[int]:
         """For each prompt the number of messages up to and including it."""
@@ -134,17 +135,20 @@ def _read(record: Any, location: str) -> Chat:
             raise FormatError(f"prompt is a {type(found[name]).__name__}; expected text")
         messages = [{"role": "user", "content": found[name]}]
         return Chat(_respond(messages, found, name), location, template=False)
-    messages = _read_prompt(found, name)
+    is_text = isinstance(found[name], str) and not any(map(found.get, ("instructions", "tools")))
+    if name == "input" and not is_text:
+        raise FormatError(
+            "input is that of OpenAI's Responses API; expected messages (role, content), as its "
+            "Chat Completions API takes them"
+        )
     system = next((found[one] for one in _SYSTEM if found.get(one)), None)
-    if system is None and name == "input":
-        system = found.get("instructions")
-    messages = _respond(messages, found, name)
+    messages = _respond(_read_prompt(found, name), found, name)
     if isinstance(system, (str, list)) and messages[0]["role"] not in ("system", "developer"):
         messages = [_to_message({"role": "system", "content": system}), *messages]
     options = found.get("chat_template_kwargs")
     options = _parse(options) if isinstance(options, str) else options
     options = options if isinstance(options, dict) else {}
-    chat = Chat(messages, location, _read_tools(found, name == "input"), options)
+    chat = Chat(messages, location, _read_tools(found), options)
     if not chat.prompt_ends():
         raise FormatError(f"no prompt in {name}; expected a message of the user")
     return chat
@@ -192,8 +196,8 @@ def _respond(messages: list[Message], found: dict[str, Any], name: str) -> list[
     return messages
 
 
-def _read_tools(found: dict[str, Any], is_flat: bool) -> list[Any] | None:
-    """The tools of a record; `is_flat`: those of the Responses API, which templates take nested."""
+def _read_tools(found: dict[str, Any]) -> list[Any] | None:
+    """The tools of a record; functions are put into tools, as templates take them."""
     name = next((name for name in _TOOLS if found.get(name)), None)
     if name is None:
         return None
@@ -204,9 +208,7 @@ def _read_tools(found: dict[str, Any], is_flat: bool) -> list[Any] | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         return None  # something else, such as names for statistics
     return [
-        {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
-        if (is_flat or name == "functions") and "name" in tool
-        else tool
+        {"type": "function", "function": tool} if name == "functions" and "name" in tool else tool
         for tool in tools
     ] or None
 
@@ -243,10 +245,8 @@ def _to_messages(value: Any, name: str, role: str = "user") -> list[Message]:
         if role == "assistant":
             raise FormatError("several texts")
         return [{"role": role, "content": one} for one in value]
-    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
-        messages = [_to_message(one) for one in value if one.get("type") != "reasoning"]
-        if messages:
-            return messages
+    if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        return list(map(_to_message, value))
     raise FormatError(
         f"{name} is {str(value)[:60]!r}; expected a text, or messages with role and content"
     )
@@ -254,26 +254,22 @@ def _to_messages(value: Any, name: str, role: str = "user") -> list[Message]:
 
 def _to_message(turn: Message) -> Message:
     """A message with "role", and "content" where it has one; all other fields are kept."""
-    if "role" not in turn and (turn.get("type") or turn.get("from")) == "function_call":
-        call = turn if "value" not in turn else _parse(str(turn["value"]))
+    if "role" not in turn and turn.get("from") == "function_call":
+        call = _parse(str(turn.get("value")))
         turn = {"role": "assistant", "content": turn.get("value")}
         if isinstance(call, dict) and "name" in call:
             function = {"name": call["name"], "arguments": call.get("arguments", {})}
-            made = {"type": "function", "function": function}
-            number = {"id": call["call_id"]} if call.get("call_id") else {}
-            turn = {"role": "assistant", "content": None, "tool_calls": [{**number, **made}]}
-    if "role" not in turn and turn.get("type") == "function_call_output":
-        answer = {"role": "tool", "tool_call_id": turn.get("call_id")}
-        turn = {**answer, "content": turn.get("output")}
+            turn |= {"content": None, "tool_calls": [{"type": "function", "function": function}]}
     role = turn.get("role", turn.get("from"))
     content = turn.get("content", turn.get("value"))
     is_text = content is None or isinstance(content, str) or (
         isinstance(content, list) and all(isinstance(part, (str, dict)) for part in content)
+        and not any(part.get("type") in _OTHER_PARTS for part in content if isinstance(part, dict))
     )  # fmt: skip
     if not isinstance(role, str) or not role or not is_text:
         raise FormatError(
             f"a message {json.dumps(turn)[:80]}; expected its role and a text as content "
-            "(ShareGPT: from and value)"
+            '(ShareGPT: from and value), with parts of type "text"'
         )
     known, lower = (_ALIASES if "role" in turn else _FROM), role.lower()
     if "role" not in turn and lower not in known:
@@ -284,18 +280,5 @@ def _to_message(turn: Message) -> Message:
     message = {key: value for key, value in turn.items() if key not in ("from", "value")}
     message["role"] = role
     if "content" in turn or content is not None:
-        message["content"] = _rename_parts(content)
+        message["content"] = content
     return message
-
-
-def _rename_parts(content: Any) -> Any:
-    """Content whose texts have the type of chat templates, not that of the Responses API."""
-    if not isinstance(content, list):
-        return content
-    names = {"input_text": "text", "output_text": "text"}
-    return [
-        {**part, "type": names[part["type"]]}
-        if isinstance(part, dict) and str(part.get("type")) in names
-        else part
-        for part in content
-    ]

@@ -73,7 +73,7 @@ def read_chats(file: str, skipped: list[Skipped] | None = None) -> list[Chat]:
             parts.append(piece.text)
             if piece.ends:
                 message = {"role": "user", "content": "".join(parts).strip()}
-                chats.append(Chat([message], str(piece.location), template=None))
+                chats.append(Chat([message], str(piece.location)))
                 parts = []
     if not chats:
         raise ValueError(f"{file}: no prompt in the file; expected one or more")
@@ -152,9 +152,9 @@ def find_usable(
     """
     usable: list[Chat] = []
     refused: list[Skipped] = []
-    begun = repeated = 0
+    repeated = 0
     unread: set[str] = set()  # roles
-    frame = _find_frame(tokenizer)
+    start = _find_start(tokenizer)
     for one in chats:
         prompts = list(one.prompts())
         try:
@@ -168,17 +168,15 @@ def find_usable(
             variants = part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1]
             if message["role"] not in _ROLES and not any(map(texts[-1].text.count, variants)):
                 unread.add(str(message["role"]))
-        if chat and _complete(frame, _text_of(one.messages[0])) is not None:
-            begun += not texts[0].uses_template
-            repeated += texts[0].uses_template
+        if texts[0].uses_template and start:
+            text = _text_of(one.messages[0]).removeprefix(tokenizer.bos_token or "")
+            repeated += text.lstrip().startswith(start)
     if problem := find_problem(refused, len(usable)):
         raise ValueError(f"{problem}; give what the application sends, or --no-chat")
     notes = describe_skipped([*skipped, *refused], len(usable))
     if unread:
         roles = ", ".join(sorted(unread))
         notes.append(f"The chat template leaves out messages of other roles: {roles}.")
-    if begun:
-        notes.append(f"{begun} texts begin as the chat template does: they are taken as they are.")
     if repeated:
         notes.append(
             f"{repeated} prompts begin as the chat template does, which is applied to them "
@@ -208,21 +206,18 @@ def format_prompt(tokenizer: Any, prompt: Chat, *, chat: bool = True) -> PromptT
         tokenizer: of transformers.
         prompt: the last message is the user's, or a tool's.
         chat: whether to use the tokenizer's chat template, where it has one. Without it the text
-            is that of the messages; one that begins as the template does gets no special tokens.
+            is that of the messages; one that begins with BOS gets no special tokens.
 
     Raises:
         ValueError: the chat template refuses the messages, or they have no text.
     """
-    applies = prompt.template if chat and tokenizer.chat_template else False
-    if not applies:
-        text = join_texts(prompt.messages)
-        if (whole := _complete(_find_frame(tokenizer), text)) is not None:
-            return PromptText(whole, False, False)
-        if applies is False and not text.strip():
-            raise ValueError(f"{prompt.location}: the messages have no text; leave them out")
-        if applies is False:
-            return PromptText(text, True, False)
-    return PromptText(_apply_template(tokenizer, prompt), False, True)
+    if chat and prompt.template and tokenizer.chat_template:
+        return PromptText(_apply_template(tokenizer, prompt), False, True)
+    text = join_texts(prompt.messages)
+    if not text.strip():
+        raise ValueError(f"{prompt.location}: the messages have no text; leave them out")
+    bos = tokenizer.bos_token
+    return PromptText(text, not (bos and text.startswith(bos)), False)
 
 
 def encode_prompt(tokenizer: Any, prompt: Chat, *, chat: bool = True) -> list[int]:
@@ -283,48 +278,15 @@ def _text_of(message: Message) -> str:
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
-class _Frame(NamedTuple):
-    """What a chat template puts around a message of the user.
-
-    Attributes:
-        starts: how texts begin that it made: as it does, or at a special token of its start.
-        text: that of a first message.
-        bos: the token that it begins with; "": none.
-    """
-
-    starts: list[str]
-    text: str
-    bos: str
-
-
-def _find_frame(tokenizer: Any) -> _Frame:
-    user: Message = {"role": "user", "content": PROBE}
-    starts, texts = list[str](), list[str]()
-    marks = [token for token in tokenizer.get_added_vocab() if re.match(r"[^\w\s]", token)]
-    for messages in ([user], [{**user, "role": "system"}, {**user, "content": "..."}]):
-        try:
-            texts.append(_render(tokenizer, messages) if tokenizer.chat_template else "")
-        except Exception:  # a template without this role
-            continue
-        before, found, _ = texts[-1].partition(PROBE)
-        tokens = re.finditer("|".join(map(re.escape, marks)), before) if marks else ()
-        places = [0, *(token.start() for token in tokens)] if found else []
-        starts += [before[place:].lstrip() for place in places]
-    text, bos = (texts or [""])[0], tokenizer.bos_token or ""
-    return _Frame([start for start in starts if start], text, bos if text.startswith(bos) else "")
-
-
-def _complete(frame: _Frame, text: str) -> str | None:
-    """A text that begins as the template's do, with the BOS token and the white space at its end.
-
-    None: it begins otherwise.
-    """
-    if not any(map(text.lstrip().startswith, frame.starts)):
-        return None
-    end = frame.text.rstrip()
-    if text.endswith(end.rsplit("\n", 1)[-1]):
-        text += frame.text[len(end) :]
-    return text if text.lstrip().startswith(frame.bos) else frame.bos + text
+def _find_start(tokenizer: Any) -> str:
+    """How a text begins that the chat template made, without BOS; "": as the message does."""
+    try:
+        text = _render(tokenizer, [{"role": "user", "content": PROBE}])
+    except Exception:  # no template, or one that refuses texts
+        return ""
+    before = text.partition(PROBE)[0].removeprefix(tokenizer.bos_token or "").strip()
+    marks = filter(before.startswith, tokenizer.get_added_vocab())
+    return max(marks, key=len, default=before)
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
