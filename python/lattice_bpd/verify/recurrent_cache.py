@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -31,14 +30,11 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from lattice_bpd.models.forward import LMOutput
 from lattice_bpd.models.hooks import as_own, in_this_thread
 from lattice_bpd.models.model_facts import facts_of
-from lattice_bpd.verify.greedy import BatchVerification, Verification, select_predictions
-from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory, refuse_call
-from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory
 from lattice_bpd.verify.rounding import read_tokens, texts_match
 
 StateKey = tuple[int, int]  # layer, number of the state in that layer
 States = dict[StateKey, tuple[Tensor | None, Tensor | None]]  # convolution and recurrent states
-Follow = Callable[..., list[tuple[list[int], list[int], int]]]  # see `follow_greedy`
 _TOKENS, _PROMPT = (1, 2, 3, 5, 4, 6, 7, 3, 9, 8, 2, 5, 6, 3, 7), 12  # ids; the first are a prompt
 _WITHOUT_STATE = ("moe", "mlp")  # layers whose state in transformers stays empty
 _PROBING = threading.Lock()
@@ -170,7 +166,7 @@ class RecurrentCache:
         pending: the last of them, dropped with a draft; the next call reads them again.
     """
 
-    capacity = None
+    recorded = None  # no call over states is replayed
 
     def __init__(self, cache: Cache, length: int) -> None:
         self.cache, self.lengths = cache, [length]
@@ -181,29 +177,30 @@ class RecurrentCache:
     def source_of(self, number: int) -> None:
         """None: there is no encoder."""
 
-    def read(self, target: Any, token_ids: list[int]) -> LMOutput:
-        """One call of the target over the pending tokens, the exact token and a draft.
+    def lay_out(self, token_ids: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Ids and positions of the next call, both (1, P + T) int64: the P pending tokens first.
 
         Args:
-            target: a CausalLMTarget.
             token_ids: the exact token, then the draft.
-
-        Returns:
-            Logits (1, T, V) and hidden states (1, T, D) at `token_ids`.
+            device: of the target.
         """
-        pending = len(self.pending)
-        start = self.lengths[0] - pending
-        ids = torch.tensor([[*self.pending, *token_ids]], device=target.device)
-        positions = torch.arange(start, start + ids.shape[1], device=target.device)[None]
-        output, self._snapshot = target.read_segments(ids, self.cache, positions, pending + 1)
         self._draft = token_ids[1:]
-        features = None if output.features is None else output.features[:, pending:]
-        return LMOutput(output.logits[:, pending:], output.hidden[:, pending:], features)
+        ids = torch.tensor([[*self.pending, *token_ids]], device=device)
+        start = self.lengths[0] - len(self.pending)
+        return ids, torch.arange(start, start + ids.shape[1], device=device)[None]
 
-    def keep(self, count: int) -> None:
-        """Keep the first `count` draft tokens of the last call, and its exact token."""
-        self.lengths[0] += 1 + count
-        if count == len(self._draft):
+    def read(self, target: Any, input_ids: Tensor, position_ids: Tensor | None) -> LMOutput:
+        """One call of the target over what `lay_out` returned."""
+        certain = len(self.pending) + 1
+        output: LMOutput
+        output, self._snapshot = target.read_segments(input_ids, self.cache, position_ids, certain)
+        return output
+
+    def keep_rows(self, rows: Sequence[int], counts: Sequence[int]) -> None:  # noqa: ARG002
+        """After a call keep its exact token and the first draft tokens, `counts[0]` in all."""
+        (count,) = counts
+        self.lengths[0] += count
+        if count == 1 + len(self._draft):
             self.pending = []
             return
         layers: list[Any] = self.cache.layers
@@ -213,7 +210,7 @@ class RecurrentCache:
         for layer in layers:
             if isinstance(layer, DynamicLayer) and layer.keys is not None:
                 _drop_positions(layer, len(self._draft))
-        self.pending = self._draft[:count]
+        self.pending = self._draft[: count - 1]
 
 
 def _drop_positions(layer: Any, count: int) -> None:
@@ -222,35 +219,6 @@ def _drop_positions(layer: Any, count: int) -> None:
         DynamicLayer.crop(layer, -count)  # type: ignore[arg-type]
     else:
         layer.crop(-count)
-
-
-def verify_chain(
-    target: Any, state: RecurrentCache, trees: list[PrefixTree], layout: str, follow: Follow,
-    num_predictions: int = 0,
-) -> BatchVerification:  # fmt: skip
-    """`verify_trees` for a target with recurrent states: one text, one draft."""
-    if layout == "tree" or len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
-        raise ValueError(
-            "verify: the target keeps a recurrent state, which cannot branch; expected one text "
-            "with one draft (PrefixTree.best_chain), and layout 'auto' or 'rows'"
-        )
-    token_ids = trees[0].token_ids
-    shape, start = (1, len(state.pending) + len(token_ids)), time.perf_counter()
-    try:
-        output = state.read(target, token_ids)
-    except (RuntimeError, MemoryError) as error:
-        refuse_call(error, shape, 1, "rows")
-    seconds = time.perf_counter() - start
-    start, predictions = time.perf_counter(), None
-    if num_predictions:
-        (predictions,) = select_predictions(trees, output.logits, None, num_predictions)
-    predict_seconds = time.perf_counter() - start
-    ((nodes, tokens, end),) = follow(trees, output.logits, None)
-    state.keep(len(nodes) - 1)
-    features = None if output.features is None else output.features[0, : len(nodes)]
-    hidden = output.hidden[0, end]
-    verified = Verification(tokens, len(nodes) - 1, hidden, features, predictions)
-    return BatchVerification([verified], "rows", seconds, shape, predict_seconds)
 
 
 def find_mixers(target: Any) -> Mixers:

@@ -44,7 +44,7 @@ from lattice_bpd.verify.greedy import (
 from lattice_bpd.verify.layout import lowest_number, mask_attention
 from lattice_bpd.verify.memory import refuse_call
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.recurrent_cache import RecurrentCache, verify_chain
+from lattice_bpd.verify.recurrent_cache import RecurrentCache
 from lattice_bpd.verify.rows import Rows
 
 LAYOUTS = ("auto", "tree", "rows")
@@ -72,6 +72,8 @@ class Call(NamedTuple):
 
     def run(self, target: Any, cache: Any) -> LMOutput:
         """The target's output over a cache."""
+        if isinstance(cache, RecurrentCache):
+            return cache.read(target, self.input_ids, self.position_ids)
         output: LMOutput = target(
             self.input_ids, cache, attention_mask=self.attention_mask,
             windowed_mask=self.windowed_mask, position_ids=self.position_ids,
@@ -102,7 +104,7 @@ def verify_trees(
         selectors: one for each sequence instead of argmax, called along accepted paths only, once
             for each token, in order.
         num_predictions: k; the target's k most probable tokens after each node are returned too.
-        keep_hidden: whether `Verification.states` is set; not of a RecurrentCache.
+        keep_hidden: whether `Verification.states` is set.
         heads: what a recorded call computes `Verification.candidates` with.
 
     Returns:
@@ -120,13 +122,12 @@ def verify_trees(
                 heads=heads,
             )  # fmt: skip
     follow: Any = follow_greedy if selectors is None else partial(run_selectors, selectors)
-    if isinstance(state, RecurrentCache):
-        return verify_chain(target, state, trees, layout, follow, num_predictions)
+    rows: Any = state  # a RecurrentCache has the methods for layout "rows"
     read = None
-    if state.recorded is not None and layout != "rows":
-        read = _replay(target, state, trees, num_predictions, heads, keeps=selectors is None)
+    if rows.recorded is not None and layout != "rows":
+        read = _replay(target, rows, trees, num_predictions, heads, keeps=selectors is None)
     if read is None:
-        read = _call_target(target, state, trees, layout, num_predictions)
+        read = _call_target(target, rows, trees, layout, num_predictions)
     output, indices = read.output, read.indices
     if read.token_ids is not None and selectors is None:
         followed = follow_tokens(read.token_ids, trees, output.logits, indices)
@@ -145,16 +146,16 @@ def verify_trees(
     if features is not None or keep_hidden:
         for number, (nodes, _, _) in enumerate(followed):
             index_of = logits_index(indices, number, shape[1])
-            rows = [index_of(node) for node in nodes]
-            verified[number].features = None if features is None else features[rows]
-            verified[number].states = hidden[rows] if keep_hidden else None
+            read_at = [index_of(node) for node in nodes]
+            verified[number].features = None if features is None else features[read_at]
+            verified[number].states = hidden[read_at] if keep_hidden else None
     if read.is_kept:
-        state.extend([len(nodes) for nodes, _, _ in followed])
+        rows.extend([len(nodes) for nodes, _, _ in followed])
     elif read.layout == "tree":
-        state.keep_nodes([nodes for nodes, _, _ in followed])
+        rows.keep_nodes([nodes for nodes, _, _ in followed])
     else:
         kept = [end // shape[1] for _, _, end in followed]
-        state.keep_rows(kept, [len(nodes) for nodes, _, _ in followed])
+        rows.keep_rows(kept, [len(nodes) for nodes, _, _ in followed])
     return BatchVerification(
         verified, read.layout, read.seconds, tuple(shape), read.predict_seconds
     )
@@ -208,11 +209,14 @@ def _replay(
 
 
 def _call_target(
-    target: Any, state: Rows, trees: list[PrefixTree], layout: str, num_predictions: int
+    target: Any, state: Any, trees: list[PrefixTree], layout: str, num_predictions: int
 ) -> _Read:
     """A call of the target; see `verify_trees`."""
     layout = choose_layout(target, trees, layout)
-    call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
+    lay_out: Any = lay_out_tree if layout == "tree" else lay_out_rows
+    if isinstance(state, RecurrentCache):
+        lay_out = lay_out_chain
+    call: Call = lay_out(target, state, trees)
     try:
         if call.sequences is not None:
             state.branch(call.sequences)
@@ -264,6 +268,18 @@ def lay_out_rows(target: Any, state: Rows, trees: list[PrefixTree]) -> Call:
     attends = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
     masks = mask_attention(target, state, attends, position_ids, sequences)
     return Call(input_ids, position_ids, *masks, repeats, indices)
+
+
+def lay_out_chain(target: Any, state: RecurrentCache, trees: list[PrefixTree]) -> Call:
+    """The only draft of one text, after the tokens that are read again."""
+    if len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
+        raise ValueError(
+            "verify: the target keeps a recurrent state, which cannot branch; expected one text "
+            "with one draft (PrefixTree.best_chain)"
+        )
+    first = len(state.pending)
+    inputs = state.lay_out(trees[0].token_ids, target.device)
+    return Call(*inputs, None, None, None, [np.arange(first, first + len(trees[0]))])
 
 
 def choose_layout(target: Any, trees: list[PrefixTree], layout: str = "auto") -> str:
