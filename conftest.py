@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
+from lattice_bpd.lm import read_lm
 from small_arpa import SMALL_ARPA
 
 # A shell ignores SIGINT for commands in the background; commands under test would inherit that.
@@ -52,7 +53,7 @@ def small_arpa(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small_lm(small_arpa: Path) -> NGramLM:
     """The trigram model of SMALL_ARPA over 4 tokens."""
-    return NGramLM.from_arpa(small_arpa, vocab_size=4)
+    return read_lm(small_arpa, vocab_size=4)
 
 
 @pytest.fixture
@@ -72,4 +73,4 @@ class ArpaToLm:
         path = self._folder / f"{self._count}.arpa"
         self._count += 1
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return NGramLM.from_arpa(path, **options)
+        return read_lm(path, **options)

@@ -28,6 +28,7 @@ from machine import describe_machine
 from timing import summarize
 
 from lattice_bpd import NGramLM
+from lattice_bpd.lm import write_lm
 from lattice_bpd.train import train_corpus, word_corpus
 from lattice_bpd_recognition import Model, rescore_lattice
 from lattice_bpd_recognition.kenlm_interface import State
@@ -88,7 +89,7 @@ def score_lines(quick: bool) -> list[dict[str, Any]]:
             smoothing="modified_kneser_ney", unseen="uniform",
         )  # fmt: skip
     lm.save(CACHE / "words.lm")
-    lm.to_arpa(arpa)
+    write_lm(lm, arpa)
     ours, theirs = Model(CACHE / "words.lm"), kenlm.Model(str(arpa))
     sentences = text[::10][: 200 if quick else 5_000]
     mine = ours.scores(sentences)

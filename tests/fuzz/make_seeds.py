@@ -13,6 +13,7 @@ import pywrapfst
 
 from lattice_bpd import NGramLM, SausageLattice
 from lattice_bpd.cli import main as run_command
+from lattice_bpd.lm import write_lm
 
 OUT = Path(__file__).resolve().parents[1] / "data" / "fuzz"
 TEXT = [[0, 1, 2, 3, 4, 0, 1, 2], [1, 2, 0, 1], [4, 4, 0, 1, 2, 3]]
@@ -44,7 +45,7 @@ def write_lm_seeds(folder: Path) -> None:
     for name, const in (("vector.fst", False), ("const.fst", True)):
         data = lm._core.to_fst_bytes(np.zeros(0, np.int32), True, False, True, const)
         write("lm_fst", name, bytes([4]) + bytes(data))
-    lm.to_arpa(folder / "arpa")
+    write_lm(lm, folder / "arpa", to="arpa")
     for name, options in (("decimal.arpa", b"\x11"), ("named.arpa", b"\x12")):
         write("arpa", name, options + (folder / "arpa").read_bytes())
 

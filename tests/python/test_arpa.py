@@ -128,7 +128,7 @@ def test_broken_text(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.arpa"
     path.write_bytes(changed.encode(errors="surrogateescape"))
     with pytest.raises(FormatError, match=message) as raised:
-        NGramLM.from_arpa(path)
+        read_lm(path)
     assert str(path) in str(raised.value)
     if line is not None:
         assert f":{line}:" in str(raised.value)
@@ -148,7 +148,7 @@ def test_both_symbols_of_one_id_are_written_and_read_back(
 ) -> None:
     lm = boundary_lm
     path = tmp_path / "lm.arpa"
-    lm.to_arpa(path)
+    write_lm(lm, path)
     text = path.read_text()
     unigrams = text.split("\\1-grams:\n")[1].split("\n\n")[0].splitlines()
     words = [line.split("\t")[1] for line in unigrams]
@@ -157,7 +157,7 @@ def test_both_symbols_of_one_id_are_written_and_read_back(
     assert f"ngram 1={len(words)}\n" in text
     assert "\t<s> 1" in text
     assert "2 </s>\n" in text
-    back = NGramLM.from_arpa(path, 10, bos_id=9, eos_id=9)
+    back = read_lm(path, vocab_size=10, bos_id=9, eos_id=9)
     texts = np.random.default_rng(0).integers(0, 10, (50, 6))
     for row in texts:
         np.testing.assert_allclose(back.score(row, eos=True), lm.score(row, eos=True), atol=1e-6)
@@ -166,7 +166,7 @@ def test_both_symbols_of_one_id_are_written_and_read_back(
 def test_words_that_an_arpa_file_lacks_are_named_with_the_sum(tmp_path: Path, capsys: Any) -> None:
     lm = NGramLM.train([[0, 1], [1, 2]], 2, vocab_size=4, unk_id=3, smoothing="witten_bell",
                        unseen="uniform")  # fmt: skip
-    lm.to_arpa(tmp_path / "lm.arpa", vocab=["a", "b", "c", "<unk>"])
+    write_lm(lm, tmp_path / "lm.arpa", vocab=["a", "b", "c", "<unk>"])
     unknown = np.exp(lm.log_prob(3, bos=False))
     with pytest.warns(UserWarning, match=r"2 of 5 token ids .* sum to (\S+)") as caught:
         back = read_lm(tmp_path / "lm.arpa", vocab=["a", "b", "c", "d", "e"])
@@ -184,7 +184,7 @@ def test_words_that_an_arpa_file_lacks_are_named_with_the_sum(tmp_path: Path, ca
 
 def test_ids_of_special_symbols_are_not_missing_words(boundary_lm: NGramLM, tmp_path: Path) -> None:
     words = [f"w{token}" for token in range(10)]
-    boundary_lm.to_arpa(tmp_path / "lm.arpa", vocab=words)
+    write_lm(boundary_lm, tmp_path / "lm.arpa", vocab=words)
     back = read_lm(tmp_path / "lm.arpa", vocab=words, words=True, bos_id=9, eos_id=9)  # no warning
     assert back.words == words
     np.testing.assert_allclose(back.score([1, 2, 9]), boundary_lm.score([1, 2, 9]), atol=1e-6)
@@ -223,7 +223,7 @@ def test_another_encoding_is_refused_with_what_to_do(
     hint = r" \(the file is not UTF-8: convert it, for example with (iconv .* utf-8)\)$"
     message = rf"x\.arpa:\d+: the word .caf\\xe9.*not in vocab.*{hint}"
     with pytest.raises(FormatError, match=message):
-        NGramLM.from_arpa(path, vocab=WORDS)
+        read_lm(path, vocab=WORDS)
     for read in (read_arpa_words, read_words_of):
         with pytest.raises(FormatError, match=rf"x\.arpa: the word b'caf\\xe9' is no text{hint}"):
             read(path)
@@ -240,19 +240,18 @@ def test_another_encoding_is_refused_with_what_to_do(
 def test_gzipped_text_is_written_whole_and_the_same_each_time(
     small_lm: NGramLM, tmp_path: Path
 ) -> None:
-    small_lm.to_arpa(tmp_path / "x.arpa.gz", vocab=WORDS)
-    small_lm.to_arpa(tmp_path / "y.arpa", vocab=WORDS)
+    write_lm(small_lm, tmp_path / "x.arpa.gz", vocab=WORDS)
+    write_lm(small_lm, tmp_path / "y.arpa", vocab=WORDS)
     packed = (tmp_path / "x.arpa.gz").read_bytes()
     assert gzip.decompress(packed) == (tmp_path / "y.arpa").read_bytes()
     write_lm(small_lm, tmp_path / "z.arpa.gz", vocab=WORDS)
     assert (tmp_path / "z.arpa.gz").read_bytes() == packed  # neither time nor name is in it
-    again = NGramLM.from_arpa(tmp_path / "x.arpa.gz", vocab=WORDS)
+    again = read_lm(tmp_path / "x.arpa.gz", vocab=WORDS)
     np.testing.assert_array_equal(again.score(TEXT), small_lm.score(TEXT))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.arpa.gz", "y.arpa", "z.arpa.gz"]
 
 
 READERS: dict[str, Any] = {
-    "from_arpa": NGramLM.from_arpa,
     "read_lm": read_lm,
     "read_lm of words": read_words_of,
     "read_arpa_words": read_arpa_words,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lattice_bpd import FormatError, NGramLM
-from lattice_bpd.lm import read_arpa_words
+from lattice_bpd import FormatError
+from lattice_bpd.lm import read_arpa_words, read_lm
 from oracles import ArpaOracle, read_arpa
 
 kenlm = pytest.importorskip("kenlm")
@@ -33,7 +33,7 @@ def arpa_file(request: pytest.FixtureRequest, shared_data: Path, tmp_path: Path)
     if path.suffix != ".bz2":
         return path
     with pytest.raises(FormatError, match="is a bzip2 file; expected ARPA text"):
-        NGramLM.from_arpa(path)
+        read_lm(path)
     unpacked = tmp_path / path.stem
     unpacked.write_bytes(bz2.decompress(path.read_bytes()))
     return unpacked
@@ -54,7 +54,7 @@ def random_texts(rng: np.random.Generator, oracle: ArpaOracle, size: int) -> lis
 def test_foreign_files(arpa_file: Path, rng: np.random.Generator, tmp_path: Path) -> None:
     words = read_arpa_words(arpa_file)
     assert len(set(words)) == len(words)
-    lm = NGramLM.from_arpa(arpa_file, vocab=words)
+    lm = read_lm(arpa_file, vocab=words)
     ids = {word: token for token, word in enumerate(words)}
     oracle = read_arpa("\n" + arpa_file.read_text(encoding="utf-8"), ids)
     assert lm.order == oracle.order

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lattice_bpd import (
     rescore_tree,
 )
 from lattice_bpd.draft import NGramScorer
+from lattice_bpd.lm import read_lm, write_lm
 from lattice_bpd.verify import PrefixTree
 
 torch = pytest.importorskip("torch")
@@ -100,8 +102,12 @@ def slots(*given: Any) -> Callable[..., Any]:
     return lambda *_: SausageLattice(list(given))
 
 
+def write_words(lm: NGramLM, words: list[Any]) -> None:
+    write_lm(lm, "x.arpa", vocab=words)
+
+
 def load(**options: Any) -> Callable[..., Any]:
-    return lambda _, arpa: NGramLM.from_arpa(arpa, **options)
+    return lambda _, arpa: read_lm(arpa, **options)
 
 
 # What is called with an LM and its ARPA file, the error's type, and a pattern of the message.
@@ -117,12 +123,12 @@ CALLS: dict[str, tuple[Callable[[NGramLM, Path], Any], type[Exception], str]] = 
     "context": (lambda lm, _: lm.log_prob(1, [0, 7]), ValueError, "id 7 at position 1"),
     "text": (lambda lm, _: lm.score([0, 4]), ValueError, "id 4 at position 1"),
     "export context": (lambda lm, _: lm.to_pywrapfst([9]), ValueError, "id 9 at position 0"),
-    "short vocab": (lambda lm, _: lm.to_arpa("x", vocab=["a"]), ValueError, "1 words.*4 token ids"),
-    "space in a word": (lambda lm, _: lm.to_arpa("x", vocab=["a", "b c", "d", "e"]), ValueError,
+    "short vocab": (lambda lm, _: write_words(lm, ["a"]), ValueError, "1 words.*4 token ids"),
+    "space in a word": (lambda lm, _: write_words(lm, ["a", "b c", "d", "e"]), ValueError,
                         "token id 1 .*white space"),
-    "doubled word": (lambda lm, _: lm.to_arpa("x", vocab=["a", "b", "a", "c"]), ValueError,
+    "doubled word": (lambda lm, _: write_words(lm, ["a", "b", "a", "c"]), ValueError,
                      '"a" of token id 2'),
-    "word that is no text": (lambda lm, _: lm.to_arpa("x", vocab=["a", 1, "b", "c"]), TypeError,
+    "word that is no text": (lambda lm, _: write_words(lm, ["a", 1, "b", "c"]), TypeError,
                              "token id 1 is 1; expected a str"),
     "masked drafts for a tree": (lambda *_: PrefixTree.from_drafts(1, MASKED_IDS[None]), TypeError,
                                  "PrefixTree: drafts is a masked numpy array"),
@@ -160,14 +166,14 @@ def test_calls(
     assert not list(tmp_path.iterdir())
 
 
-READERS = [NGramLM.load, NGramLM.from_arpa]
+READERS = [NGramLM.load, read_lm]
 
 
 @pytest.mark.parametrize("read", READERS)
 def test_paths_that_cannot_be_read(read: Callable[..., NGramLM], tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="cannot open") as raised:
+    with pytest.raises(FileNotFoundError, match=r"cannot open|No such file") as raised:
         read(tmp_path / "missing")
-    assert raised.value.filename == str(tmp_path / "missing")
+    assert str(raised.value.filename) == str(tmp_path / "missing")
     with pytest.raises(IsADirectoryError):
         read(tmp_path)
     with pytest.raises(OSError, match="not a regular file"):
@@ -176,15 +182,17 @@ def test_paths_that_cannot_be_read(read: Callable[..., NGramLM], tmp_path: Path)
         read(f"{tmp_path}\0.lm")
 
 
-@pytest.mark.parametrize("write", ["save", "to_arpa"])
-def test_paths_that_cannot_be_written(write: str, small_lm: NGramLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [NGramLM.save, partial(write_lm, to="arpa")])
+def test_paths_that_cannot_be_written(
+    write: Callable[[NGramLM, Path], None], small_lm: NGramLM, tmp_path: Path
+) -> None:
     with pytest.raises(IsADirectoryError, match="untouched"):
-        getattr(small_lm, write)(tmp_path)
+        write(small_lm, tmp_path)
     with pytest.raises(FileNotFoundError):
-        getattr(small_lm, write)(tmp_path / "missing" / "file")
+        write(small_lm, tmp_path / "missing" / "file")
     os.mkfifo(tmp_path / "pipe")  # like a device: renaming over it would replace it
     with pytest.raises(OSError, match="not a regular file"):
-        getattr(small_lm, write)(tmp_path / "pipe")
+        write(small_lm, tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 

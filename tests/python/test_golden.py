@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from lattice_bpd import NGramLM
+from lattice_bpd.lm import write_lm
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "data" / "golden"
 NEVER = -90.0  # log10: <s>, unseen vocabulary and <unk> lie below
@@ -67,7 +68,7 @@ whole_model = lru_cache(train_on)
 
 def differences(lm: NGramLM, words: list[str], path: Path, folder: Path):
     """n-grams of one model alone; the largest differences of log10 P (but <s>) and of backoffs."""
-    lm.to_arpa(folder / "ours.arpa")
+    write_lm(lm, folder / "ours.arpa")
     named = {str(i): word for i, word in enumerate(words)}
     numbered = read_arpa((folder / "ours.arpa").read_text())
     ours = {tuple(named.get(w, w) for w in ngram): value for ngram, value in numbered.items()}

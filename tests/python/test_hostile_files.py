@@ -14,6 +14,7 @@ import json, sys, warnings
 from pathlib import Path
 import numpy as np
 from lattice_bpd import FormatError, NGramLM, rescore_lattice
+from lattice_bpd.lm import write_lm
 warnings.simplefilter("ignore")
 target = sys.argv[1]
 rng = np.random.default_rng(4)
@@ -53,7 +54,7 @@ for seed in range(600):
         lambda: lm._core.to_fst_bytes(np.zeros(0, np.int32), True, False, True),
     ]
     if seed % 10 == 0:  # these wait for the disk
-        works += [lambda: lm.to_arpa(target + ".arpa"), lambda: lm.save(target + ".again")]
+        works += [lambda: write_lm(lm, target + ".arpa"), lambda: lm.save(target + ".again")]
     for work in works:
         try:
             work()
@@ -69,6 +70,7 @@ from pathlib import Path
 import numpy as np
 import lattice_bpd as lb
 from lattice_bpd import _core
+from lattice_bpd.lm import read_lm, write_lm
 warnings.simplefilter("ignore")
 lm = lb.NGramLM.train([[0, 1, 2, 3, 4]] * 9, 4, vocab_size=5)
 zeros = np.zeros((3, 5), np.float32)
@@ -78,7 +80,7 @@ def write(name, data):
     (folder / name).write_bytes(data)
     return folder / name
 def arpa(text):
-    return lb.NGramLM.from_arpa(write("a", text))
+    return read_lm(write("a", text))
 head = b"\\data\\\nngram 1=1\n"
 ids32, floats = np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1), np.float32)
 offsets, none = np.array([0, 0]), np.zeros(0, np.int32)
@@ -113,7 +115,7 @@ refused = [
     ("a:2: ", lambda: arpa(head.replace(b"=1", b"=99999999999999999999"))),
     ("another byte order", lambda: lb.NGramLM.load(write("b", b"LBPD-LM\n" + b"\xff" * 500))),
     ("fewer than an LM's header", lambda: lb.NGramLM.load("/proc/self/mem")),
-    ("cannot create a temporary file", lambda: lm.to_arpa(folder / ("x" * 300))),
+    ("cannot create a temporary file", lambda: write_lm(lm, folder / ("x" * 300), to="arpa")),
 ]
 for number, call in enumerate(answered):
     print("answered", number, file=sys.stderr, flush=True)

@@ -61,7 +61,7 @@ def test_changed_lms_keep_their_words(tmp_path: Path) -> None:
 
 def test_arpa_has_the_words(tmp_path: Path) -> None:
     lm = make_lm().with_words(WORDS)
-    lm.to_arpa(tmp_path / "words.arpa")
+    write_lm(lm, tmp_path / "words.arpa")
     again = read_lm(tmp_path / "words.arpa", words=True)
     words = again.words or []
     assert sorted(words) == sorted(WORDS)

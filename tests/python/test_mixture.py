@@ -16,6 +16,7 @@ from lattice_bpd.draft import gates as gates_of
 from lattice_bpd.draft.gates import Gates, fit_gates
 from lattice_bpd.draft.mixture import make_mixture, source_names
 from lattice_bpd.draft.replay import KnownText, replay_text
+from lattice_bpd.lm import write_lm
 from lattice_bpd.verify.prefix_tree import PrefixTree
 from mixture_oracle import OracleMixture, text_proposals
 from oracles import read_arpa
@@ -45,7 +46,7 @@ def make(rng, tmp_path, num_lms, heads, text, store, target=False):
     for number in range(num_lms):
         texts = [random_text(rng, 30) for _ in range(6)]
         lm = NGramLM.train(texts, order=3 + number, vocab_size=IDS, smoothing="witten_bell")
-        lm.to_arpa(tmp_path / "lm.arpa")
+        write_lm(lm, tmp_path / "lm.arpa")
         lms.append(lm)
         tables.append(read_arpa("\n" + (tmp_path / "lm.arpa").read_text()))
     names = source_names(num_lms, heads=heads, text=text, store=store, target=target)

@@ -46,9 +46,9 @@ def test_files_give_the_model_back(
     lm = train(rng, 1 + seed % 6, 20, **ids)
     vocab = [f"w{i}é" for i in range(20)] if words else None
     lm.save(tmp_path / "a.lm")
-    lm.to_arpa(tmp_path / "a.arpa", vocab=vocab)
+    write_lm(lm, tmp_path / "a.arpa", vocab=vocab)
     loaded = NGramLM.load(tmp_path / "a.lm", verify=bool(seed % 2))
-    again = NGramLM.from_arpa(tmp_path / "a.arpa", vocab_size=20, vocab=vocab, **ids)
+    again = read_lm(tmp_path / "a.arpa", vocab_size=20, vocab=vocab, **ids)
     for copy in (loaded, again):
         copy.save(str(tmp_path / "b.lm"))
         assert (tmp_path / "a.lm").read_bytes() == (tmp_path / "b.lm").read_bytes()

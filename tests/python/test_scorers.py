@@ -7,6 +7,7 @@ from lattice_bpd import NGramLM
 from lattice_bpd.draft import KenlmScorer, MixtureScorer, NGramScorer, TransitionScorer
 from lattice_bpd.draft.scorers import rescore_greedily
 from lattice_bpd.lattice.logits import Candidates, select_top_k
+from lattice_bpd.lm import write_lm
 
 VOCAB = 7
 
@@ -92,7 +93,7 @@ def test_kenlm_scorer_equals_the_ngram_lm_of_the_same_arpa(rng, seed, words, tmp
     lm = NGramLM.train(corpus, 3, vocab_size=VOCAB, smoothing="absolute", unseen="uniform")
     vocab = [f"w{i}" for i in range(VOCAB)] if words else None
     path = tmp_path / "model.arpa"
-    lm.to_arpa(path, vocab=vocab)
+    write_lm(lm, path, vocab=vocab)
     scorer, ours = KenlmScorer(path, vocab), NGramScorer(lm)
     assert scorer.vocab_size == (VOCAB if words else None)
     contexts = [[], [1], [2, 3, 4, 5, 6, 1]]

@@ -98,7 +98,6 @@ READERS: dict[str, Callable[[Path, Path], Any]] = {
     "prompt": lambda path, _: read_filled(path),
     "sequences": lambda path, _: read_sequences(path, None),
     "words": lambda path, _: read_words(path),
-    "ARPA": lambda path, _: NGramLM.from_arpa(path),
     "LM of any format": lambda path, _: read_lm(path),
     "LM": lambda path, _: NGramLM.load(path),
 }
@@ -140,15 +139,15 @@ def test_tables_are_converted_to_json_lines(name, data, kind, words, tmp_path):
         read_corpus(tmp_path / name, words)
 
 
-@pytest.mark.parametrize("reader", ["corpus", "task", "prompt", "words", "ARPA"])
+@pytest.mark.parametrize("reader", ["corpus", "task", "prompt", "words", "LM of any format"])
 def test_a_byte_order_mark_is_no_text(reader, words, tmp_path):
-    text = {"words": "\n".join(WORDS), "ARPA": ARPA}.get(reader, TEXT)
+    text = {"words": "\n".join(WORDS), "LM of any format": ARPA}.get(reader, TEXT)
     path = tmp_path / "a.txt"
     results = []
     for data in (text.encode(), BOM + text.encode(), gzip.compress(BOM + text.encode())):
         path.write_bytes(data)
         result = READERS[reader](path, words)
-        results.append(result.log_prob(0) if reader == "ARPA" else result)
+        results.append(result.log_prob(0) if reader == "LM of any format" else result)
     assert results[0] == results[1] == results[2]
     if reader == "corpus":
         assert results[0] == IDS

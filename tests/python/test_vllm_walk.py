@@ -20,6 +20,7 @@ pytest.importorskip("triton", reason="needs triton, which vLLM's environment has
 
 from lattice_bpd import NGramLM, rescore_lattice  # noqa: E402
 from lattice_bpd.lattice import LatticeInput  # noqa: E402
+from lattice_bpd.lm import read_lm  # noqa: E402
 from lattice_bpd_vllm import runner_v2  # noqa: E402
 from lattice_bpd_vllm.lattice_walk import DeviceLM, walk  # noqa: E402
 
@@ -194,7 +195,7 @@ def test_an_lm_of_arpa_text_with_unknown_words(tmp_path: Any) -> None:
         "-0.5\t1\t-0.4\n-0.9\t2\t-0.1\n\n\\2-grams:\n-0.2\t<s> 1\n-0.3\t1 <unk>\n-0.4\t<unk> 2\n\n"
         "\\end\\\n"
     )
-    lm = NGramLM.from_arpa(path, vocab_size=V)
+    lm = read_lm(path, vocab_size=V)
     case = Case(np.random.default_rng(4), 5, 6, LENGTHS)
     for objective, is_best in (("greedy_walk", False), ("score", True)):
         expected = case.core(lm, objective, 1.0).token_ids[:, 0].tolist()

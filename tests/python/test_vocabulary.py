@@ -10,7 +10,7 @@ import pytest
 
 from lattice_bpd import FormatError, NGramLM
 from lattice_bpd.draft import KenlmScorer, NGramScorer
-from lattice_bpd.lm import read_words
+from lattice_bpd.lm import read_words, write_lm
 
 WORDS = ["<unk>", "      {", "the", "é", "sat"]  # a word of white space, as code tokenizers have
 
@@ -105,7 +105,7 @@ def test_kenlm_scorer_takes_a_tokenizer_file(trained: Any, tmp_path: Path) -> No
     pytest.importorskip("kenlm")
     lm, words = trained
     save_tokenizer(words, tmp_path / "tokenizer.json")
-    lm.to_arpa(tmp_path / "a.arpa", vocab=words)
+    write_lm(lm, tmp_path / "a.arpa", vocab=words)
     scorer = KenlmScorer(tmp_path / "a.arpa", tmp_path / "tokenizer.json")
     assert scorer.vocab_size == 5
     candidates = np.tile(np.arange(5, dtype=np.int32), (2, 1))

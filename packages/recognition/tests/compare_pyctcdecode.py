@@ -34,6 +34,7 @@ def load_pyctcdecode(kenlm: Any) -> Any:
 def write_arpa(path: Path, rng: np.random.Generator, order: int) -> list[str]:
     """An LM of words of letters, as ARPA text."""
     from lattice_bpd import NGramLM
+    from lattice_bpd.lm import write_lm
 
     letters = LABELS[1:-2]
     words = sorted({"".join(rng.choice(letters, rng.integers(1, 6))) for _ in range(200)})
@@ -41,7 +42,8 @@ def write_arpa(path: Path, rng: np.random.Generator, order: int) -> list[str]:
         (len(words) * rng.random(rng.integers(2, 12)) ** 2).astype(np.int32) for _ in range(300)
     ]
     options = {"smoothing": "modified_kneser_ney", "unseen": "uniform"}
-    NGramLM.train(texts, order, vocab_size=len(words), **options).to_arpa(path, vocab=words)
+    lm = NGramLM.train(texts, order, vocab_size=len(words), **options)
+    write_lm(lm, path, vocab=words)
     return words
 
 

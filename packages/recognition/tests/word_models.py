@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lattice_bpd import NGramLM
+from lattice_bpd.lm import write_lm
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "arpa_shared"
 
@@ -50,7 +51,7 @@ def random_arpa(rng: np.random.Generator, path: Path, order: int, num_words: int
         lm = NGramLM.train(
             texts, order, vocab_size=num_words, smoothing="modified_kneser_ney", unseen="uniform"
         )
-    lm.to_arpa(path, vocab=words)
+    write_lm(lm, path, vocab=words)
     return words
 
 

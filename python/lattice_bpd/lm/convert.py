@@ -16,7 +16,7 @@ from lattice_bpd import _core
 from lattice_bpd.atomic_files import replacing
 from lattice_bpd.lm.arpa_files import open_arpa, read_arpa_words, write_gzip
 from lattice_bpd.lm.ngram import NGramLM
-from lattice_bpd.lm.training import optional_id
+from lattice_bpd.lm.training import native_path, optional_id
 from lattice_bpd.text_input import LM_MAGIC
 from lattice_bpd.vocabulary import Vocab, encode_words, read_words
 
@@ -41,12 +41,15 @@ def read_lm(
     Args:
         path: A native LM file, ARPA text, gzipped ARPA text, or an OpenFst file (vector or const)
             whose labels are token id + 1 and whose states have failure (or epsilon) arcs.
-        vocab: ARPA: words by token id: a tokenizer.json (or its folder), vocab.json, SentencePiece
-            .model, or one word per line; see :func:`read_words`. None: decimal token ids.
+        vocab: ARPA: the word of each token id: words, a tokenizer, or a file of either; see
+            :func:`read_words`. None: decimal token ids ("17"). Token ids that are not in the file
+            are ``<unk>``, in contexts and as events, as in KenLM; without an ``<unk>`` in the file
+            they have cost 1000.
         words: The LM keeps the words of an ARPA file or of vocab, see :attr:`NGramLM.words`;
             without vocab they are numbered in file order, except ``<s>``, ``</s>`` and ``<unk>``.
             Not for native files.
-        vocab_size: V; needed for an OpenFst file without vocab.
+        vocab_size: V; by default the number of words in vocab, else for ARPA the largest token id
+            + 1. Needed for an OpenFst file without vocab.
         bos_id: token id that is ``<s>``, if any. Not for native files.
         eos_id: token id that is ``</s>``, if any.
         unk_id: token id that is ``<unk>``, if any.
@@ -62,15 +65,16 @@ def read_lm(
         UserWarning: vocab has words that are not in the ARPA file. Each gets the probability of
             ``<unk>``, as in KenLM, so sums over the vocabulary exceed 1.
     """
-    source = Path(path)
+    source = Path(native_path(path))
     with source.open("rb") as file:
         magic = file.read(8)
     known = None if vocab is None else read_words(vocab)
-    ids = {"bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
+    size = optional_id("vocab_size", vocab_size)
+    named = {"bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
+    ids = {name: optional_id(name, value) for name, value in named.items()}
     if magic == LM_MAGIC:
         return NGramLM.load(source)
     if magic[:4] == _OPENFST:
-        size = optional_id("vocab_size", vocab_size)
         size = len(known or ()) if size is None else size
         if not size or (words and known is None):
             needed = "vocab" if words else "vocab_size or vocab"
@@ -80,7 +84,7 @@ def read_lm(
         with open_arpa(source) as plain:  # decompressed once
             if words and known is None:
                 known = read_arpa_words(plain)
-            lm = NGramLM.from_arpa(plain, vocab_size, vocab=known, **ids)
+            lm = NGramLM(_core.read_arpa(plain, size, encode_words(known or ()), *ids.values()))
             if known and vocab is not None:
                 _warn_of_unknown(source, plain, lm, known, ids.values())
     return lm.with_words(known) if known and words else lm
@@ -121,11 +125,13 @@ def write_lm(
         to: one of FORMATS; by default from the ending of path (.lm, .arpa, .arpa.gz, .fst). FSTs
             start after ``<s>``, and ``</s>`` is their final cost.
         vocab: ARPA: the word of each token id, see :func:`read_words`; default: the LM's words, or
-            else decimal token ids.
+            else decimal token ids. ARPA has nine significant digits: reading it back with the same
+            vocab_size or vocab gives the same model. Token ids that were not in the ARPA file that
+            the LM was read from are left out if its ``<unk>`` has n-grams.
 
     Raises:
         OSError: it cannot be written; an existing file is untouched.
-        ValueError: unknown format, or words that do not fit.
+        ValueError: unknown format, another number of words, words with white space or twice.
     """
     target = Path(path)
     kind = to or next(
@@ -133,13 +139,14 @@ def write_lm(
     )
     if kind not in FORMATS:
         raise ValueError(f"write_lm: the format is {kind!r}; expected one of {', '.join(FORMATS)}")
-    words = None if vocab is None else read_words(vocab)
+    own = (lm._core.words or b"").split(b"\n")[:-1]
+    words = own if vocab is None else encode_words(read_words(vocab))
     if kind == "lm":
         lm.save(target)
     elif kind == "arpa":
-        lm.to_arpa(target, vocab=words)
+        lm._core.to_arpa(native_path(target), words)
     elif kind == "arpa.gz":
-        write_gzip(target, lambda plain: lm.to_arpa(plain, vocab=words))
+        write_gzip(target, lambda plain: lm._core.to_arpa(os.fspath(plain), words))
     else:
         empty = np.zeros(0, np.int32)
         data = lm._core.to_fst_bytes(empty, True, False, True, kind == "const-fst")

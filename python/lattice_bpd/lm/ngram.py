@@ -13,14 +13,12 @@ import numpy.typing as npt
 from lattice_bpd import _core
 from lattice_bpd.atomic_files import temporary_folder
 from lattice_bpd.extensions import require
-from lattice_bpd.lm.arpa_files import open_arpa, write_gzip
 from lattice_bpd.lm.training import (
     RaggedIds,
     TextScore,
     checked_min_counts,
     flatten_sequences,
     native_path,
-    optional_id,
     warn_of_counts,
 )
 from lattice_bpd.text_input import LM_MAGIC, refuse_foreign
@@ -37,7 +35,7 @@ class NGramLM:
     number of threads may query it. A pickle holds the path of the file that the LM is mapped from,
     which must still be there unchanged when it is read, or the whole LM if it is in memory.
 
-    Made by :meth:`train`, :meth:`load`, :meth:`from_arpa` or :meth:`interpolate`.
+    Made by :meth:`train`, :meth:`load`, :meth:`interpolate` or :func:`lattice_bpd.lm.read_lm`.
     """
 
     def __init__(self, core: _core.BackoffLm) -> None:
@@ -200,67 +198,6 @@ class NGramLM:
             OSError: It cannot be written; an existing file is untouched.
         """
         self._core.save(native_path(path))
-
-    @classmethod
-    def from_arpa(
-        cls,
-        path: StrPath,
-        vocab_size: int | None = None,
-        *,
-        vocab: Vocab | None = None,
-        bos_id: int | None = None,
-        eos_id: int | None = None,
-        unk_id: int | None = None,
-    ) -> NGramLM:
-        """Reads ARPA text, UTF-8 with or without a byte order mark.
-
-        Args:
-            path: The file, plain or gzipped.
-            vocab_size: V; default: the largest token id + 1, or the number of words in vocab.
-                Token ids that are not in the file are ``<unk>``, in contexts and as events, as in
-                KenLM; without an ``<unk>`` in the file they have cost 1000.
-            vocab: The word of each token id: words, a tokenizer, or a file of either; see
-                :func:`lattice_bpd.lm.read_words`. Without it the words must be decimal
-                token ids ("17"). :func:`lattice_bpd.lm.read_arpa_words` numbers words that have
-                no ids yet.
-            bos_id: Token id that is ``<s>``, if any.
-            eos_id: Token id that is ``</s>``, if any.
-            unk_id: Token id that is ``<unk>``, if any.
-
-        Raises:
-            OSError: The file cannot be opened.
-            FormatError: Malformed text; the message has the line number.
-            ValueError: vocab or ids that do not fit.
-        """
-        words = [] if vocab is None else encode_words(read_words(vocab))
-        named = {"vocab_size": vocab_size, "bos_id": bos_id, "eos_id": eos_id, "unk_id": unk_id}
-        numbers = [optional_id(name, value) for name, value in named.items()]
-        with open_arpa(path) as plain:
-            return cls(_core.read_arpa(plain, numbers[0], words, *numbers[1:]))
-
-    def to_arpa(self, path: StrPath, *, vocab: Vocab | None = None) -> None:
-        """Writes ARPA text with nine significant digits.
-
-        Reading it back with the same vocab_size or vocab gives the same model. Token ids that were
-        not in the ARPA file that the LM was read from are left out if its ``<unk>`` has n-grams.
-
-        Args:
-            path: The file; written to a temporary file, then renamed. Gzipped if the name ends in
-                ``.gz``.
-            vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; default:
-                :attr:`words`, or else decimal token ids.
-
-        Raises:
-            OSError: It cannot be written.
-            ValueError: vocab of the wrong size, words with white space, or duplicate words.
-        """
-        name = native_path(path)
-        own = (self._core.words or b"").split(b"\n")[:-1]
-        words = own if vocab is None else encode_words(read_words(vocab))
-        if name.endswith(".gz"):
-            write_gzip(Path(name), lambda plain: self._core.to_arpa(os.fspath(plain), words))
-        else:
-            self._core.to_arpa(name, words)
 
     def with_words(self, vocab: Vocab) -> NGramLM:
         """The same LM with the word of each token id, which :meth:`save` writes into its file.
