@@ -76,13 +76,24 @@ def test_evaluation_tokenizes_as_training_does(capsys):
 def test_progress_without_a_terminal(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr("lattice_bpd.train.corpus._STEP", 20)
-    monkeypatch.setattr(progress, "LINE_INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 1e-4)
     run("train", "a.txt", "--words", "--order", 2, "--smoothing", "absolute", "-o", "a.lm")
     lines = capsys.readouterr().err.split("\n")
     assert "text (MiB) ..." in lines
     shown = re.compile(r"  1 of 1, [\d.]+/s, 0 s left, \d\.\d GB of memory  9 tokens").fullmatch
     assert any(map(shown, lines))
     assert any(line.startswith("text (MiB): 0.") for line in lines)
+
+
+def test_a_long_step_shows_its_time(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_INTERVAL", 1e-4)
+    shown = ""
+    with progress.timed_step("wait"):
+        while shown.count("\n") < 2:
+            shown += capsys.readouterr().err
+    shown += capsys.readouterr().err
+    line = r"\d+\.\d s, \d\.\d GB of memory\n"
+    assert re.fullmatch(rf"wait \.\.\. ({line}){{3,}}", shown)
 
 
 def test_progress_on_a_terminal():

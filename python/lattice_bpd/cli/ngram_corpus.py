@@ -25,7 +25,7 @@ from lattice_bpd.cli.options import (
     pick,
     use_model_vocabulary,
 )
-from lattice_bpd.cli.progress import CorpusWatcher, Heartbeat, timed_step
+from lattice_bpd.cli.progress import CorpusWatcher, timed_step
 from lattice_bpd.train.words import NORMAL_FORMS
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _train(args: argparse.Namespace) -> NGramLM:
                 "--model with counts files, which have a vocabulary already; leave it out, and "
                 "give it to `ngram count`"
             )
-        with Heartbeat("merge and estimate"):
+        with timed_step("merge and estimate"):
             return train.train_counts(args.inputs, args.order, **options)
     use_model_vocabulary(args)
     order = args.order if args.order is not None else 4
@@ -228,7 +228,7 @@ def run_merge(args: argparse.Namespace) -> None:
     """
     check_output(args.output)
     start = time.perf_counter()
-    with Heartbeat("merge"):
+    with timed_step("merge"):
         options = pick(args, _MERGE)
         info = train.merge_counts(args.counts, args.output, **options)
     _print_info(args.output, info, time.perf_counter() - start)

@@ -17,7 +17,7 @@ from lattice_bpd.watcher import Watcher
 if TYPE_CHECKING:
     from rich.console import Console
 
-LINE_INTERVAL = 10.0  # seconds between lines without a terminal
+LINE_INTERVAL = 10.0  # seconds between lines
 
 
 def make_console() -> Console:
@@ -104,35 +104,6 @@ class ConsoleWatcher(Watcher):
             self._bar = None
 
 
-class Heartbeat:
-    """Prints a line on stderr every ten seconds: "prune: 20 s, 1.2 GB of memory".
-
-    Args:
-        name: name of the step.
-        interval: seconds between lines.
-    """
-
-    def __init__(self, name: str, interval: float = LINE_INTERVAL) -> None:
-        self._name, self._interval = name, interval
-        self._start = time.monotonic()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval):
-            seconds = time.monotonic() - self._start
-            line = f"{self._name}: {seconds:,.0f} s, {describe_memory()}"
-            print(line, file=sys.stderr, flush=True)
-
-
 def describe_memory() -> str:
     """The resident memory of this process, such as "1.2 GB of memory"."""
     try:
@@ -145,16 +116,26 @@ def describe_memory() -> str:
 
 @contextmanager
 def timed_step(name: str) -> Iterator[None]:
-    """Prints the name of a step, its time and the memory in use on stderr."""
+    """Prints a step's name on stderr, and every ten seconds and at its end time and memory."""
     print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
-    start = time.perf_counter()
+    start, has_ended = time.perf_counter(), threading.Event()
+
+    def show() -> None:
+        seconds = time.perf_counter() - start
+        print(f"{seconds:,.1f} s, {describe_memory()}", file=sys.stderr, flush=True)
+
+    def show_often() -> None:
+        while not has_ended.wait(LINE_INTERVAL):
+            show()
+
+    thread = threading.Thread(target=show_often, daemon=True)
+    thread.start()
     try:
-        with Heartbeat(name):
-            yield
-    except BaseException:
-        print(file=sys.stderr)
-        raise
-    print(f"{time.perf_counter() - start:.1f} s, {describe_memory()}", file=sys.stderr)
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+        show()
 
 
 class CorpusWatcher(ConsoleWatcher):
@@ -167,7 +148,7 @@ class CorpusWatcher(ConsoleWatcher):
     def end(self) -> None:
         """Ends the stage."""
         super().end()
-        self._steps.enter_context(Heartbeat("merge and estimate"))
+        self._steps.enter_context(timed_step("merge and estimate"))
 
     def close(self) -> None:
         """Ends all output."""
