@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,11 +34,19 @@ _SUFFIXES = (
 )
 
 
-class Encoder(Protocol):
-    """The tokenizer interface of a corpus; it adds no special tokens."""
+class Encoder:
+    """A tokenizer of text; it adds no special tokens.
 
-    vocab_size: int
-    name: str
+    Args:
+        name: for messages.
+        vocab_size: number of token ids.
+        tokenize: gives the token ids of each of several texts.
+    """
+
+    def __init__(
+        self, name: str, vocab_size: int, tokenize: Callable[[list[str]], Iterable[Any]]
+    ) -> None:
+        self.name, self.vocab_size, self._tokenize = name, vocab_size, tokenize
 
     def encode(self, texts: Sequence[str]) -> list[Int32Array]:
         """The (T_i,) int32 token ids of each text.
@@ -45,6 +54,7 @@ class Encoder(Protocol):
         Raises:
             ValueError: a word is not in the vocabulary.
         """
+        return [np.array(ids, np.int32) for ids in self._tokenize(list(texts))]
 
 
 def load_encoder(tokenizer: str | Pretrained, *, threads: int = 0) -> Encoder:
@@ -65,26 +75,26 @@ def load_encoder(tokenizer: str | Pretrained, *, threads: int = 0) -> Encoder:
         ValueError: the name does not determine the kind.
     """
     if isinstance(tokenizer, Pretrained):
-        return ModelEncoder(tokenizer)
+        return _load_model(tokenizer)
     path = Path(tokenizer)
     if path.is_dir():
         folder, path = path, path / "tokenizer.json"
         others = ("tokenizer_config.json", "config.json")
         if not path.is_file() and any((folder / name).is_file() for name in others):
-            return ModelEncoder(find_pretrained(folder))
+            return _load_model(find_pretrained(folder))
     if not path.is_file():
         raise FileNotFoundError(
             f"{path}: no such file; expected a tokenizer, or a model's folder with its config.json"
         )
     if path.suffix == ".model":
-        return SentencePieceEncoder(path, threads)
+        return _load_sentencepiece(path, threads)
     if path.suffix == ".txt":
         return WordEncoder(read_words(path), str(path))
     if path.suffix != ".json":
         raise ValueError(
             f"{path}: expected a tokenizer.json, a SentencePiece .model or a vocabulary .txt"
         )
-    return BpeEncoder(path)
+    return _load_json(path)
 
 
 def read_tokenizer(path: Path) -> Any:
@@ -112,65 +122,36 @@ def read_tokenizer(path: Path) -> Any:
     return tokenizer
 
 
-class BpeEncoder:
-    """A tokenizer of the `tokenizers` library, multithreaded.
+def _load_json(path: Path) -> Encoder:
+    """A tokenizer of the `tokenizers` library, multithreaded."""
+    tokenizer = read_tokenizer(path)
 
-    Args:
-        path: a tokenizer.json.
-    """
+    def tokenize(texts: list[str]) -> Iterator[list[int]]:
+        return (one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False))
 
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        self._tokenizer = read_tokenizer(path)
-        self.vocab_size: int = self._tokenizer.get_vocab_size()
-
-    def encode(self, texts: Sequence[str]) -> list[Int32Array]:
-        """See Encoder."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+    return Encoder(str(path), tokenizer.get_vocab_size(), tokenize)
 
 
-class ModelEncoder:
-    """The tokenizer of a model as transformers makes it, of any kind.
+def _load_model(model: Pretrained) -> Encoder:
+    """The tokenizer of a model as transformers makes it, of any kind."""
+    tokenizer = model.load_tokenizer()
 
-    Args:
-        model: whose tokenizer it is.
-    """
+    def tokenize(texts: list[str]) -> Any:
+        return tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
 
-    def __init__(self, model: Pretrained) -> None:
-        self.name = model.name
-        self._tokenizer = model.load_tokenizer()
-        self.vocab_size: int = len(self._tokenizer)
-
-    def encode(self, texts: Sequence[str]) -> list[Int32Array]:
-        """See Encoder."""
-        encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
-        return [np.array(ids, np.int32) for ids in encoded["input_ids"]]
+    return Encoder(model.name, len(tokenizer), tokenize)
 
 
-class SentencePieceEncoder:
-    """A SentencePiece .model.
-
-    Args:
-        path: the file.
-        threads: 0 for every core.
-    """
-
-    def __init__(self, path: Path, threads: int) -> None:
-        library = require("sentencepiece", "train")
-        self.name = str(path)
-        self._threads = threads if threads > 0 else -1
-        refuse_foreign(path, expected="a SentencePiece model")
-        try:
-            self._processor = library.SentencePieceProcessor(model_file=str(path))
-        except RuntimeError as error:
-            raise FormatError(f"{path}: not a SentencePiece model ({error})") from error
-        self.vocab_size: int = self._processor.vocab_size()
-
-    def encode(self, texts: Sequence[str]) -> list[Int32Array]:
-        """See Encoder."""
-        encoded = self._processor.encode(list(texts), num_threads=self._threads)
-        return [np.array(ids, np.int32) for ids in encoded]
+def _load_sentencepiece(path: Path, threads: int) -> Encoder:
+    """A SentencePiece .model; 0 threads for every core."""
+    library = require("sentencepiece", "train")
+    refuse_foreign(path, expected="a SentencePiece model")
+    try:
+        processor = library.SentencePieceProcessor(model_file=str(path))
+    except RuntimeError as error:
+        raise FormatError(f"{path}: not a SentencePiece model ({error})") from error
+    tokenize = partial(processor.encode, num_threads=threads if threads > 0 else -1)
+    return Encoder(str(path), processor.vocab_size(), tokenize)
 
 
 def split_words(text: str) -> list[str]:
@@ -178,7 +159,7 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-class WordEncoder:
+class WordEncoder(Encoder):
     """Words separated by white space; unknown words are the vocabulary's ``<unk>``.
 
     Args:
@@ -196,8 +177,8 @@ class WordEncoder:
         *,
         of_corpus: bool = False,
     ) -> None:
-        self.name, self.words, self.of_corpus = name, list(words), of_corpus
-        self._normalize = normalize
+        super().__init__(name, len(words), self._find_ids)
+        self.words, self.of_corpus, self._normalize = list(words), of_corpus, normalize
         self._ids: dict[str, int] = {}
         for number, word in enumerate(words):
             if word in self._ids or split_words(word) != [word]:
@@ -206,12 +187,9 @@ class WordEncoder:
                     f"{name}, line {number + 1}: {word!r} {problem}; expected distinct words"
                 )
             self._ids[word] = number
-        self.vocab_size = len(words)
         self._unknown = self._ids.get("<unk>")
 
-    def encode(self, texts: Sequence[str]) -> list[Int32Array]:
-        """See Encoder."""
-        encoded = []
+    def _find_ids(self, texts: list[str]) -> Iterator[list[int | None]]:
         for text in texts:
             words = split_words(self._normalize(text))
             ids = [self._ids.get(word, self._unknown) for word in words]
@@ -220,8 +198,7 @@ class WordEncoder:
                     f"the word {words[ids.index(None)]!r} is not in {self.name}; add it, or <unk> "
                     "for all such words"
                 )
-            encoded.append(np.array(ids, np.int32))
-        return encoded
+            yield ids
 
 
 class TokenBatch(NamedTuple):
