@@ -18,7 +18,6 @@ _RETRIED = (408, 409, 429, 500, 502, 503, 504)  # statuses that may pass
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
-_APART = ("reasoning_content", "reasoning", "tool_calls")  # of a message, beside its content
 
 
 class ServerError(ConnectionError):
@@ -40,13 +39,11 @@ class Completion:
     Attributes:
         text: of the answer.
         finish: "stop", "length" or another reason of the server.
-        is_all: whether the text is all that was generated; False: reasoning is apart from it.
         logprobs: as the server returned them, if `fields` of the request has them.
     """
 
     text: str
     finish: str
-    is_all: bool = True
     logprobs: Any = None
 
 
@@ -116,7 +113,6 @@ class OpenAIServer:
             return Completion(
                 str(message.get("content") or ""),
                 str(choice.get("finish_reason")),
-                not any(message.get(name) for name in _APART),
                 choice.get("logprobs"),
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:

@@ -19,6 +19,7 @@ from fake_openai import Answer, answer, serve
 from lattice_bpd import FormatError
 from lattice_bpd.build.job import BuildJob
 from lattice_bpd.cli import main
+from lattice_bpd.openai_server import OpenAIServer
 from lattice_bpd.train.responses.collect import read_responses
 from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.prompts import (
@@ -28,6 +29,7 @@ from lattice_bpd.train.responses.prompts import (
     format_prompt,
     read_chats,
 )
+from lattice_bpd.train.responses.server import ServerResponses
 
 # The styles of common templates; each has another beginning, and refuses or reads other things.
 TEMPLATES = {
@@ -453,39 +455,30 @@ def test_a_log_with_responses_of_other_kinds(
     assert "1 of 20 responses are left out: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("refuses_tools", [False, True])
-def test_a_server_gets_whole_messages_and_tools(refuses_tools: bool, tmp_path: Path) -> None:
-    folder = make_folder(tmp_path)
-    chats = [[{**user(f"Hi w{n}"), "name": "ann"}] for n in range(10, 14)]
-    records = [{"messages": one, "tools": [WEATHER]} for one in chats[:2]]
-    options = {"enable_thinking": False}
-    records += [{"messages": one, "chat_template_kwargs": options} for one in chats[2:]]
-    (folder / "prompts.json").write_text(json.dumps(records))
-    requests: list[tuple[str, dict[str, Any]]] = []
+def test_a_server_gets_the_text_of_the_template(tmp_path: Path) -> None:
+    folder, tokenizer = make_folder(tmp_path), bytes_tokenizer("tools")
+    options = {"no_thinking": True}
+    records = [{"messages": [user(f"Hi {n}")], "tools": [WEATHER]} for n in range(2)]
+    records += [{"messages": [user("Hi")], "chat_template_kwargs": options}, {"prompt": "<s> Hi"}]
+    prompts: list[str] = []
     lock = threading.Lock()
 
     def respond(path: str, body: dict[str, Any]) -> Answer:
+        assert path == "/v1/completions"
         with lock:
-            requests.append((path, body))
-        if refuses_tools and "tools" in body:
-            return 400, {"error": {"message": "tools need an option"}}
-        return answer(["w20 w21"], None, chat="messages" in body, finish="stop")
+            prompts.append(body["prompt"])
+        return answer(["w20 w21"], None, chat=False, finish="stop")
 
+    chats = [read(record, folder) for record in records]
+    made = [tokenizer.decode(encode_prompt(tokenizer, chat)) for chat in chats]
+    assert "weather" in made[0]
+    assert "<think></think>" in made[2]
     with serve(respond) as url:
-        assert build(folder, "--server", url, "--batch-size", "1") == 0
-    sent = {json.dumps(body["messages"]): body for _, body in requests if "messages" in body}
-    assert len(sent) == 4 - refuses_tools  # one refusal is enough
-    for record in records:
-        body = sent.get(json.dumps(record["messages"]), record)
-        assert body.get("tools") == record.get("tools")
-        assert body.get("chat_template_kwargs") == record.get("chat_template_kwargs")
-    texts = [body["prompt"] for _, body in requests if "prompt" in body]
-    made = [
-        chat_tokenizer().apply_chat_template(one, tokenize=False, add_generation_prompt=True)
-        for one in chats[:2]
-    ]
-    assert sorted(texts) == (sorted(made) if refuses_tools else [])
-    assert len(stored(folder)) == 4
+        for chat, text in ((True, made), (False, ["Hi 0", "Hi 1", "Hi", " Hi"])):  # without BOS
+            server = ServerResponses(OpenAIServer(url), tokenizer, chat=chat)
+            assert len(list(server.generate([(one, 9) for one in chats], 9))) == 4
+            assert sorted(prompts) == sorted(text)
+            prompts.clear()
 
 
 def test_chat_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

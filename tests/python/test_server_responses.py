@@ -25,7 +25,6 @@ class TinyServer:
         requests: path and body of each.
         faults: the next answers; "none" for a right one.
         dies_after: requests that it answers at all.
-        missing: a path that it does not have.
         change: of the texts.
     """
 
@@ -34,7 +33,6 @@ class TinyServer:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.faults: list[Any] = []
         self.dies_after = 10**9
-        self.missing = ""
         self.change: Any = lambda text: text
         self.model, self.tokenizer = build_target("llama"), chat_tokenizer()
         self.lock = threading.Lock()
@@ -45,19 +43,12 @@ class TinyServer:
             fault: Any = self.faults.pop(0) if self.faults else "none"
             if len(self.requests) > self.dies_after:
                 fault = 0, ""
-            if path == self.missing:
-                fault = 404, {"detail": "Not Found"}
             planted: Answer = self._answer(body) if fault == "none" else fault
             return planted
 
     def _answer(self, body: dict[str, Any]) -> Answer:
-        prompt = body.get("prompt")
-        if prompt is None:
-            prompt = self.tokenizer.apply_chat_template(
-                body["messages"], tokenize=False, add_generation_prompt=True
-            )
         assert body["temperature"] == 0
-        ids = self.tokenizer(prompt, return_tensors="pt")["input_ids"]
+        ids = self.tokenizer(body["prompt"], return_tensors="pt")["input_ids"]
         output: Any = self.model.generate(  # type: ignore[operator]
             ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=1,
             max_new_tokens=body["max_tokens"],
@@ -65,7 +56,7 @@ class TinyServer:
         new = output[0, ids.shape[1] :].tolist()
         finish = "stop" if new[-1] == 1 else "length"
         text = self.change(self.tokenizer.decode([one for one in new if one != 1]))
-        return answer([text], None, chat="messages" in body, finish=finish)
+        return answer([text], None, chat=False, finish=finish)
 
 
 @pytest.fixture
@@ -82,18 +73,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("chat", [True, False])
-@pytest.mark.parametrize("missing", ["", "/v1/chat/completions"])
-def test_responses_are_those_of_the_model(
-    chat: bool, missing: str, folder: Path, server: TinyServer
-) -> None:
-    server.missing = missing
+def test_responses_are_those_of_the_model(chat: bool, folder: Path, server: TinyServer) -> None:
     options = [] if chat else ["--no-chat"]
     assert build(folder, *options, out="here") == 0
     assert build(folder, "--server", server.url, *options, out="there") == 0
     assert sorted(stored(folder, "there")) == sorted(stored(folder, "here"))
-    paths = {path for path, _ in server.requests}
-    assert {"/v1/chat/completions" if chat else "/v1/completions"} <= paths
-    assert ("/v1/completions" in paths) == (not chat or missing != "")
+    assert {path for path, _ in server.requests} == {"/v1/completions"}
     assert {body["model"] for _, body in server.requests} == {"fake"}
     count = len(server.requests)
     assert build(folder, "--server", server.url, *options, out="there") == 0  # all of it is known

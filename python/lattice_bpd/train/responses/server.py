@@ -11,7 +11,6 @@ from lattice_bpd.train.responses.formats import Chat
 from lattice_bpd.train.responses.generation import Response
 from lattice_bpd.train.responses.prompts import format_prompt
 
-_NO_PATH = (404, 405, 501)  # statuses of a path that a server does not have
 _PROMPT_REFUSED = (400, 413, 422)  # statuses that may be the fault of one prompt
 _MOST_REFUSED = 16  # prompts, before the first that is answered
 
@@ -19,8 +18,7 @@ _MOST_REFUSED = 16  # prompts, before the first that is answered
 class ServerResponses:
     """Greedy responses of a server, as token ids of the target.
 
-    Chats go to `/v1/chat/completions`; to `/v1/completions` if the server has no such path or puts
-    reasoning apart from the text, as do prompts without a chat template.
+    `/v1/completions` gets the text of a prompt, in which are the chat template and tools.
 
     Args:
         server: serves the target.
@@ -46,7 +44,6 @@ class ServerResponses:
         self._server, self._tokenizer, self._chat = server, tokenizer, chat
         ends = sorted(stop_token_ids, key=lambda one: (one != tokenizer.eos_token_id, one))
         self._end, self._at_once = ends[:1], at_once
-        self._has_chat = {False: True, True: True}  # with tools and without
         self.skipped: Counter[str] = Counter()
 
     def generate(
@@ -83,33 +80,13 @@ class ServerResponses:
 
     def _ask(self, request: tuple[Chat, int]) -> Completion | ServerError:
         """The completion of a prompt and a limit, or why the server refuses this prompt."""
+        text = format_prompt(self._tokenizer, request[0], chat=self._chat).text
         try:
-            return self._complete(*request)
+            return self._server.complete(self._without_bos(text), request[1])
         except ServerError as error:
             if error.status in _PROMPT_REFUSED:
                 return error
             raise
-
-    def _complete(self, chat: Chat, most: int) -> Completion:
-        prompt = format_prompt(self._tokenizer, chat, chat=self._chat)
-        problem, given = None, {"tools": chat.tools, "chat_template_kwargs": chat.options}
-        fields = {name: value for name, value in given.items() if value}
-        if prompt.uses_template and self._has_chat[bool(chat.tools)]:
-            try:
-                completion = self._server.complete(chat.messages, most, fields=fields)
-                if completion.is_all:
-                    return completion
-            except ServerError as error:
-                if error.status not in (*_NO_PATH, *(_PROMPT_REFUSED if chat.tools else ())):
-                    raise  # with tools the text may do: many servers take them by an option only
-                problem = error
-        try:
-            completion = self._server.complete(self._without_bos(prompt.text), most)
-        except ServerError as error:
-            raise problem or error from None  # the first one names an unknown model
-        if prompt.uses_template:
-            self._has_chat[bool(chat.tools)] = False
-        return completion
 
     def _without_bos(self, text: str) -> str:
         """A text without the first token that the server's tokenizer adds as this one does."""
