@@ -98,7 +98,7 @@ def test_lengths_come_from_the_argument_then_the_config_then_64():
     assert len(generate(long, prompt, "greedy", max_new_tokens=30).token_ids) == 30
     config = GenerationConfig(max_new_tokens=5)
     assert len(generate(long, prompt, "greedy", generation_config=config).token_ids) == 5
-    with pytest.raises(ValueError, match="max_length of the generation config is 2"):
+    with pytest.raises(ValueError, match="`max_length` is set to 2"):
         generate(model_with(max_length=2), [1, 2, 3], "greedy")
 
 

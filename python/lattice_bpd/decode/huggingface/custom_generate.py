@@ -24,7 +24,6 @@ from transformers import (
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
-    MaxLengthCriteria,
     PreTrainedModel,
     StoppingCriteriaList,
 )
@@ -175,14 +174,17 @@ class CustomGenerate:
             refuse_settings(generation_config)
             refuse_inputs(model, input_ids, model_kwargs)
             refuse_sharded(model)
-            limit = _max_length(stopping_criteria, generation_config) - input_ids.shape[1]
             rules = rules_of_rows(
-                input_ids, limit, logits_processor, stopping_criteria, generation_config, streamer
+                input_ids, logits_processor, stopping_criteria, generation_config, streamer
             )
-            wanted = [name for name in _RECORDED if _returns(generation_config, name)]
+            has_outputs = generation_config.return_dict_in_generate
+            wanted = [
+                name for name in _RECORDED
+                if has_outputs and getattr(generation_config, f"output_{name}")
+            ]  # fmt: skip
             records = [TokenRecords(**dict.fromkeys(wanted, True)) for _ in rules]
             options = Options(
-                limits=[limit] * len(rules),
+                limits=[row.max_new_tokens for row in rules],
                 limited_by_positions=[False] * len(rules),
                 rules=rules,
                 records=records if wanted else None,
@@ -267,16 +269,6 @@ def _visible_rows(
             "prepares itself; expected padding on the left only; set padding_side='left'"
         )
     return rows
-
-
-def _max_length(criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
-    limits = [int(c.max_length) for c in criteria if isinstance(c, MaxLengthCriteria)]
-    return min(limits) if limits else int(config.max_length or 20)
-
-
-def _returns(config: GenerationConfig, name: str) -> bool:
-    """Whether `generate` returns an output of each step."""
-    return bool(config.return_dict_in_generate and getattr(config, f"output_{name}"))
 
 
 def _text_caches(

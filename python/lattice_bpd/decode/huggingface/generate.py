@@ -23,7 +23,6 @@ from lattice_bpd.decode.huggingface.sampling_settings import sampling_rule
 from lattice_bpd.decode.huggingface.text_inputs import (
     TextInput,
     check_token_types,
-    decode_text,
     read_prompts,
 )
 from lattice_bpd.decode.loop.arguments import (
@@ -128,45 +127,34 @@ class Request:
         target = self.model.target
         ends = self.stop_token_ids
         inputs: dict[str, Any] = {}
-        length = len(text.token_ids)
         if target.decoder_prompt is not None:
             if ends is None and getattr(self.config, "eos_token_id", None) is None:
                 ends = target.stop_token_ids
-            states = torch.zeros(1, length, 1, device=target.device)
+            states = torch.zeros(1, len(text.token_ids), 1, device=target.device)
             prompt = torch.tensor([target.decoder_prompt], device=target.device)
             inputs = {
                 "decoder_input_ids": prompt,
                 "encoder_outputs": BaseModelOutput(last_hidden_state=states),
             }
-            length = prompt.shape[1]
         do_sample = self.acceptance is None and bool(getattr(self.config, "do_sample", False))
         return prepare_rules(
             target.base,
             text.token_ids,
             text.mask,
-            merge_settings(self.config, ends, do_sample=do_sample),
-            self._limit(length),
+            merge_settings(self.config, ends, do_sample=do_sample) | self._length(),
             inputs,
             self._stop_strings(),
         )
 
-    def _limit(self, length: int) -> int:
-        """Most new tokens of a prompt of `length` tokens."""
-        if self.max_new_tokens is not None:
-            return int(self.max_new_tokens)
-        base = self.model.target.base
-        new = find_setting("max_new_tokens", base, self.config)
-        if new is not None:
-            return int(new)
+    def _length(self) -> dict[str, int]:
+        """The setting of the length: that of the call, of the generation config, or the default."""
+        base, new = self.model.target.base, self.max_new_tokens
+        if new is None:
+            new = find_setting("max_new_tokens", base, self.config)
         total = find_setting("max_length", base, self.config)
-        if total is None:
-            return MAX_NEW_TOKENS
-        if total <= length:
-            raise ValueError(
-                f"generate: max_length of the generation config is {total}, the prompt has "
-                f"{length} tokens; expected a longer max_length; give max_new_tokens="
-            )
-        return int(total) - length
+        if new is None and total is not None:
+            return {"max_length": total}
+        return {"max_new_tokens": MAX_NEW_TOKENS if new is None else new}
 
     def _stop_strings(self) -> list[StopStringCriteria]:
         strings = find_setting("stop_strings", self.model.target.base, self.config)
@@ -207,7 +195,6 @@ def generate(
     certificate: bool | str = False,
     logprobs: int | None = None,
     cache: Any = None,
-    past_key_values: Any = None,
     layout: str = "auto",
     streamer: Any = None,
     cpu_kernels: bool = True,
@@ -262,7 +249,6 @@ def generate(
         cache: the `result.cache` of the previous turn, or a list of them for several prompts; only
             the tokens after their common prefix are read. It is updated in place. True, or an
             empty DynamicCache, for the first turn. None: `result.cache` is None.
-        past_key_values: another name of cache.
         layout: verification layout: "auto", "tree", "rows", or "chain" for one draft in each step;
             see docs/exactness.md.
         streamer: of `transformers`, for one prompt; receives the prompt, then each token, then the
@@ -292,9 +278,6 @@ def generate(
         target = DraftingModel(model, heads)
         if max_new_tokens is not None:
             check_int("decode: max_new_tokens", max_new_tokens, 1)
-        if cache is not None and past_key_values is not None:
-            raise TypeError("generate: cache and past_key_values are the same; give one of them")
-        given_cache = past_key_values if cache is None else cache
         if logprobs is not None:
             logprobs = check_int("generate: logprobs", logprobs, 0, target.vocab_size)
         if stop_token_ids is not None:
@@ -306,7 +289,7 @@ def generate(
         decoding = {
             "layout": layout, "streamer": streamer, "certificate": certificate,
             "constraint": constraint, "cpu_kernels": cpu_kernels,
-            "caches": None if given_cache is None else TextCaches(given_cache, len(texts)),
+            "caches": None if cache is None else TextCaches(cache, len(texts)),
             "records": logprobs if logprobs is None else [
                 TokenRecords(logprobs=logprobs) for _ in texts
             ],
@@ -321,7 +304,8 @@ def generate(
         prompts, settings = request.prepare(decoding)
         results = decode_prompts(target, prompts, chosen, settings)
         for result in results:
-            result.text = decode_text(tokenizer, result.token_ids)
+            if tokenizer is not None:
+                result.text = str(tokenizer.decode(result.token_ids, skip_special_tokens=True))
         return results if several else results[0]
 
 

@@ -27,10 +27,9 @@ class TextInput:
     token_ids: Tensor
     mask: Tensor | None = None
 
-    def visible(self, mask: Tensor | None = None) -> Tensor:
-        """The tokens that are not masked by `mask`, by default the prompt's own."""
-        mask = self.mask if mask is None else mask
-        return self.token_ids if mask is None else self.token_ids[mask != 0]
+    def visible(self) -> Tensor:
+        """The tokens that are not masked."""
+        return self.token_ids if self.mask is None else self.token_ids[self.mask != 0]
 
 
 def read_prompts(
@@ -123,13 +122,6 @@ def _tokenize(text: str, tokenizer: Any) -> Any:
         f"generate: tokenizer is a {type(tokenizer).__name__}; expected a tokenizer of "
         "transformers or tokenizers; load one with AutoTokenizer.from_pretrained"
     )
-
-
-def decode_text(tokenizer: Any, token_ids: Sequence[int]) -> str | None:
-    """The text of token ids without special tokens; None without a tokenizer."""
-    if tokenizer is None:
-        return None
-    return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
 
 def _refuse_messages(prompts: Any) -> None:

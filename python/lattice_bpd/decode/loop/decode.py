@@ -36,7 +36,7 @@ from lattice_bpd.decode.state.constraint import ConstrainedText
 from lattice_bpd.decode.state.model import DraftingModel, HeadsOrCallable
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.decode.state.text_rules import RecordingSelector, TokenRecords
+from lattice_bpd.decode.state.text_rules import ProcessedSelector, RecordingSelector, TokenRecords
 from lattice_bpd.extensions import CONSTRAINTS, load_extension
 from lattice_bpd.models.model_facts import described_once
 from lattice_bpd.token_ids import is_sequence_of_sequences
@@ -379,7 +379,7 @@ def _start_selectors(options: Options, prompts: Prompts) -> list[TokenSelector |
         return started
     records: Sequence[TokenRecords | None] = options.records or [None] * len(rules)
     texts = zip(rules, started, records, strict=True)
-    return [one.start(selector, record) for one, selector, record in texts]
+    return [ProcessedSelector(one, selector, record) for one, selector, record in texts]
 
 
 def _recording(
@@ -391,7 +391,7 @@ def _recording(
     return [
         selector
         if selector is None or record.logits is None
-        else RecordingSelector(selector, record)
+        else RecordingSelector(selector, record.logits)
         for selector, record in zip(selectors, records, strict=True)
     ]
 

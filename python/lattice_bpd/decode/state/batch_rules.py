@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from functools import partial
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from transformers.generation import logits_process
 
 from lattice_bpd.decode.state.text_rules import ProcessedSelector, TextRules
 
-# Functions of a row's own tokens and scores, without state; `_own_parts` has what depends on rows.
+# Functions of a row's own tokens and scores, without state; `_own` has what depends on rows.
 _ROW_WISE = frozenset(
     getattr(logits_process, name, None)
     for name in (
@@ -50,7 +49,6 @@ _TOLERANCE = 1e-5  # of scores; kernels may sum a batch and a row in different o
 
 def rules_of_rows(
     input_ids: Tensor,
-    limit: int,
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
@@ -60,7 +58,6 @@ def rules_of_rows(
 
     Args:
         input_ids: (B, T) int64, padded on the left.
-        limit: most tokens to decode.
         processors: of the batch, prepared by `generate`.
         criteria: the same.
         config: settings.
@@ -71,7 +68,7 @@ def rules_of_rows(
     """
     count = len(input_ids)
     if count == 1:
-        return [TextRules(input_ids[0], limit, processors, criteria, config)]
+        return [TextRules(input_ids[0], processors, criteria, config)]
     own_criteria, of_batch = StoppingCriteriaList(), StoppingCriteriaList()
     ends_rows = any(hasattr(item, "eos_token_id") for item in criteria)  # as `generate` asks
     for item in criteria:  # where none ends a row, the rows end together
@@ -83,7 +80,6 @@ def rules_of_rows(
     return [
         TextRules(
             row,
-            limit,
             LogitsProcessorList(_own(item, number, count) for item in processors),
             own_criteria,
             config,
@@ -230,37 +226,22 @@ class BatchSteps:
 
 
 def _own(item: Any, row: int, count: int) -> Any:
-    """A processor for one row of a batch."""
-    if type(item) not in _ROW_WISE:
-        item = _copy(item)
-    parts = _own_parts(item, row, count)
-    if parts:
-        item = copy.copy(item)
-        vars(item).update(parts)
-    return item
-
-
-def _own_parts(item: Any, row: int, count: int) -> dict[str, Any]:
-    """The attributes of a processor that have an entry for each row, for one row of `count`."""
-    parts: dict[str, Any] = {}
-    lengths = getattr(item, "prompt_ignore_length", None)
+    """A processor for one row of a batch, with its entry of what has one for each row."""
+    own: Any = (copy.copy if type(item) in _ROW_WISE else _copy)(item)
+    lengths = getattr(own, "prompt_ignore_length", None)
     if isinstance(lengths, Tensor):  # since transformers 5.23 the padding of each row
-        parts["prompt_ignore_length"] = lengths[row : row + 1]
-    if isinstance(item, logits_process.EncoderRepetitionPenaltyLogitsProcessor):
-        source = row * len(item.encoder_input_ids) // count
-        parts["encoder_input_ids"] = item.encoder_input_ids[source : source + 1]
-    elif isinstance(item, logits_process.EncoderNoRepeatNGramLogitsProcessor):
-        source = row * item.batch_size // count
-        parts |= {"generated_ngrams": [item.generated_ngrams[source]], "batch_size": 1}
-    elif isinstance(item, logits_process.PrefixConstrainedLogitsProcessor):
-        allowed = partial(_call_for, _copy(item._prefix_allowed_tokens_fn), row // item._num_beams)
-        parts |= {"_prefix_allowed_tokens_fn": allowed, "_num_beams": 1}
-    return parts
-
-
-def _call_for(function: Any, batch_id: int, _row: int, token_ids: Tensor) -> Any:
-    """The tokens that a `prefix_allowed_tokens_fn` allows in the batch's row `batch_id`."""
-    return function(batch_id, token_ids)
+        own.prompt_ignore_length = lengths[row : row + 1]
+    if isinstance(own, logits_process.EncoderRepetitionPenaltyLogitsProcessor):
+        source = row * len(own.encoder_input_ids) // count
+        own.encoder_input_ids = own.encoder_input_ids[source : source + 1]  # type: ignore[assignment]
+    elif isinstance(own, logits_process.EncoderNoRepeatNGramLogitsProcessor):
+        source = row * own.batch_size // count
+        own.generated_ngrams, own.batch_size = [own.generated_ngrams[source]], 1
+    elif isinstance(own, logits_process.PrefixConstrainedLogitsProcessor):
+        allowed = _copy(own._prefix_allowed_tokens_fn)
+        batch_id, own._num_beams = row // own._num_beams, 1
+        own._prefix_allowed_tokens_fn = lambda _row, token_ids: allowed(batch_id, token_ids)
+    return own
 
 
 def _copy(item: Any) -> Any:

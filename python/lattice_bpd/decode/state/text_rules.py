@@ -27,14 +27,17 @@ from lattice_bpd.verify.greedy import DraftCandidates, TokenSelector, greedy_tok
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
 )  # fmt: skip
-# Settings of extra outputs and of the KV cache, which do not change the tokens.
+# Settings of extra outputs and of the KV cache, which do not change the tokens, and those of the
+# length and of stop strings, which callers give.
 _UNUSED = {
-    "max_length": None,
     "use_cache": False,  # so that no cache is allocated
     "cache_implementation": None,
     "return_dict_in_generate": False,
     "output_attentions": False,
     "output_hidden_states": False,
+    "max_length": None,
+    "max_new_tokens": None,
+    "stop_strings": None,
 }
 
 
@@ -60,11 +63,6 @@ class TokenRecords:
         self.scores: list[Tensor] | None = [] if scores else None
         self.logprobs: list[dict[int, float]] | None = None if logprobs is None else []
         self._count = logprobs or 0
-
-    def add_logits(self, logits: Tensor) -> None:
-        """Record (V,) logits of the target, before a constraint and processors."""
-        if self.logits is not None:
-            self.logits.append(logits.to(torch.float32, copy=True))
 
     def cut(self, count: int) -> None:
         """Keep the records of the first `count` tokens."""
@@ -95,25 +93,25 @@ class TokenRecords:
 
 
 class RecordingSelector:
-    """Records the target's logits for each token that another selector selects.
+    """Records the target's logits, before a constraint and processors, for each selected token.
 
     Args:
         inner: the selector.
-        records: of its text.
+        logits: the records of its text.
 
     Attributes:
         ended: whether the last selected token ended the text.
     """
 
-    def __init__(self, inner: TokenSelector, records: TokenRecords) -> None:
-        self._inner, self._records, self.ended = inner, records, inner.ended
+    def __init__(self, inner: TokenSelector, logits: list[Tensor]) -> None:
+        self._inner, self._logits, self.ended = inner, logits, inner.ended
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
         """See TokenSelector."""
         token = self._inner.choose(logits, candidates)
         self.ended = self._inner.ended
         if token is not None:
-            self._records.add_logits(logits)
+            self._logits.append(logits.to(torch.float32, copy=True))
         return token
 
 
@@ -123,9 +121,8 @@ class TextRules:
 
     Attributes:
         prompt: (T,) int64, the prompt that logits processors receive, including padding.
-        max_new_tokens: most tokens to decode.
         processors: applied to the logits of every token, in order.
-        criteria: end the text, besides max_new_tokens.
+        criteria: end the text.
         config: all settings, including defaults.
         inputs: model inputs that `generate` prepared besides input_ids.
         batch: a `batch_rules.BatchSteps`, which takes each step on the whole batch too; None: not
@@ -133,12 +130,17 @@ class TextRules:
     """
 
     prompt: Tensor
-    max_new_tokens: int
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
     inputs: dict[str, Any] = field(default_factory=dict)
     batch: Any = None
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Most tokens to decode."""
+        limits = [int(c.max_length) for c in self.criteria if isinstance(c, MaxLengthCriteria)]
+        return int(min(limits, default=self.config.max_length)) - len(self.prompt)
 
     @property
     def end_token_ids(self) -> frozenset[int]:
@@ -152,12 +154,6 @@ class TextRules:
         kinds = (MaxLengthCriteria, EosTokenCriteria)
         is_free = len(self.processors) == 0 and self.batch is None
         return is_free and all(isinstance(c, kinds) for c in self.criteria)
-
-    def start(
-        self, selector: TokenSelector | None, records: TokenRecords | None = None
-    ) -> ProcessedSelector:
-        """Wrap the selector of an acceptance rule; None: argmax."""
-        return ProcessedSelector(self, selector, records)
 
 
 class ProcessedSelector:
@@ -205,10 +201,8 @@ class ProcessedSelector:
         if self.ended:
             return None
         processed = self._process(logits)
-        if bool(processed.isnan().any()):
-            greedy_tokens(processed)  # raises
         if self.selector is None:
-            token: int | None = int(processed.argmax())
+            token: int | None = int(greedy_tokens(processed))
         else:
             token = self.selector.choose(processed, candidates)
         if token is None:
@@ -258,7 +252,6 @@ def prepare_rules(
     prompt: Tensor,
     attention_mask: Tensor | None,
     settings: dict[str, Any],
-    max_new_tokens: int,
     inputs: dict[str, Any] | None = None,
     criteria: Sequence[Any] = (),
 ) -> TextRules:
@@ -268,27 +261,14 @@ def prepare_rules(
         model: has the `generate` of transformers.
         prompt: (T,) int64; the source of an encoder-decoder.
         attention_mask: (T,) int64, 0 for masked tokens; None: `generate` infers it.
-        settings: see `merge_settings`.
-        max_new_tokens: most tokens to decode.
+        settings: see `merge_settings`; with max_new_tokens or max_length.
         inputs: further inputs of the model.
         criteria: additional stopping criteria.
     """
-    recorded: list[TextRules] = []
+    recorded: dict[str, Any] = {}
 
-    def record(
-        model: Any,  # noqa: ARG001
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_inputs: Any,
-    ) -> Tensor:
-        recorded.append(
-            TextRules(
-                input_ids[0], max_new_tokens, logits_processor, stopping_criteria,
-                generation_config, model_inputs,
-            )
-        )  # fmt: skip
+    def record(_model: Any, input_ids: Tensor, **given: Any) -> Tensor:
+        recorded.update(given, prompt=input_ids[0])
         return input_ids
 
     call_inputs, device = dict(inputs or {}), device_of(model)
@@ -298,17 +278,18 @@ def prepare_rules(
         input_ids=prompt[None].to(device),
         custom_generate=record,
         stopping_criteria=StoppingCriteriaList(criteria),
-        max_new_tokens=max_new_tokens,
         **call_inputs,
         **settings,
     )
-    return recorded[0]
+    names = ("prompt", "logits_processor", "stopping_criteria", "generation_config")
+    ids, processors, rules, config = (recorded.pop(name) for name in names)
+    return TextRules(ids, processors, rules, config, recorded)
 
 
 def merge_settings(
     config: GenerationConfig | None, end_token_ids: Collection[int] | None, *, do_sample: bool
 ) -> dict[str, Any]:
-    """Settings for `prepare_rules`; missing ones are taken from the model.
+    """Settings for `prepare_rules`, without the length; missing ones are taken from the model.
 
     Args:
         config: the caller's, or None.
@@ -316,18 +297,13 @@ def merge_settings(
         do_sample: whether to include the processors of sampling.
     """
     defaults = GenerationConfig()  # type: ignore[no-untyped-call]
-    known = vars(defaults)
+    known = vars(defaults).keys() - {"transformers_version", *(() if do_sample else _SAMPLING)}
     settings = {
         name: value
         for name, value in vars(config or defaults).items()
         if value is not None and name in known and not name.startswith("_")
     }
-    settings.pop("transformers_version", None)
-    settings.pop("stop_strings", None)
-    if not do_sample:
-        settings = {name: value for name, value in settings.items() if name not in _SAMPLING}
-    settings |= {**_UNUSED, "do_sample": do_sample, "stop_strings": None}
-    settings.pop("max_new_tokens", None)
+    settings |= {**_UNUSED, "do_sample": do_sample}
     if end_token_ids is not None:
         settings["eos_token_id"] = sorted(end_token_ids) or None
     return settings

@@ -24,7 +24,12 @@ from lattice_bpd.decode.loop.request import Request, Start
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.decode.state.sequence import DecodeState
 from lattice_bpd.decode.state.statistics import DecodeStats
-from lattice_bpd.decode.state.text_rules import TextRules, merge_settings, prepare_rules
+from lattice_bpd.decode.state.text_rules import (
+    ProcessedSelector,
+    TextRules,
+    merge_settings,
+    prepare_rules,
+)
 from lattice_bpd.token_ids import count_shared
 from lattice_bpd.verify.acceptance.rules import Acceptance, Exact
 from lattice_bpd.verify.memory import describe_lack_of_memory
@@ -197,6 +202,7 @@ class _Rules:
     ) -> None:  # fmt: skip
         self._target, self._acceptance = target, acceptance or Exact()
         self._settings = merge_settings(None, stop_token_ids, do_sample=False)
+        self._settings["max_new_tokens"] = max_new_tokens
         self.max_new_tokens = max_new_tokens
         rules = self._prepare([0])
         self.stop_token_ids = rules.end_token_ids
@@ -215,7 +221,7 @@ class _Rules:
         """The request of a response."""
         selector = self._acceptance.start(number, prompt)
         if not self._is_plain:
-            selector = self._prepare(prompt).start(selector)
+            selector = ProcessedSelector(self._prepare(prompt), selector)
         limit = self.end_of(prompt) - len(prompt)
         state = DecodeState(model, list(prompt), len(prompt), None, limit, DecodeStats())
         is_less = limit < self.max_new_tokens
@@ -224,4 +230,4 @@ class _Rules:
     def _prepare(self, prompt: Sequence[int]) -> TextRules:
         """The processors and criteria of the model's own `generate`."""
         ids = torch.tensor(prompt, device="cpu")
-        return prepare_rules(self._target.base, ids, None, self._settings, self.max_new_tokens)
+        return prepare_rules(self._target.base, ids, None, self._settings)
