@@ -156,11 +156,11 @@ def test_draft_tokens_are_those_of_shorter_lattices(
         ({"objective": "length"}, "objective is 'length'; expected one of \"score\""),
         (
             {"objective": "accept_length", "num_drafts": 4},
-            "num_drafts is 4 .* expected num_drafts=1",
+            'objective "accept_length" gives one draft.* found num_drafts=4',
         ),
         (
             {"objective": "accept_length", "num_drafts": 1, "engine": "openfst"},
-            'engine "openfst" has no search',
+            'objective "accept_length" gives .* by the engine "fused"; found .*"openfst"',
         ),
         ({"temperature": 0.0}, "temperature is 0.0; expected a finite number above 0"),
     ],

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lattice_bpd.draft.batch_result import BatchResult
 
-
-@dataclass(frozen=True, eq=False)
-class DraftTree(BatchResult):
+@dataclass(frozen=True)
+class DraftTree:
     """The N most probable prefixes of each lattice of a batch, as trees.
 
     A path w has probability P(w) = exp(score(w)) / Z, where Z sums over all paths of the lattice;
@@ -20,7 +18,7 @@ class DraftTree(BatchResult):
     tokens that the tree shares with a path sampled from P.
 
     Arrays are numpy arrays for numpy logits, and torch tensors on the logits' device for torch
-    logits. Row b has ``counts[b]`` nodes; other entries are padding. ``==`` compares contents.
+    logits. Row b has ``counts[b]`` nodes; other entries are padding.
 
     Attributes:
         token_ids: (B, N) int32, a node's last token; -1 (``DraftTree.PAD_TOKEN``) in the padding.

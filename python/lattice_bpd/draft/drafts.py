@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from lattice_bpd.draft.batch_result import BatchResult
 
-
-@dataclass(frozen=True, eq=False)
-class Drafts(BatchResult):
+@dataclass(frozen=True)
+class Drafts:
     """The best drafts of each lattice of a batch, best first.
 
     Arrays are numpy arrays for numpy logits, and torch tensors on the logits' device for torch
-    logits. ``==`` compares their contents.
+    logits.
 
     Attributes:
         token_ids: (B, p, H) int32. Row b holds ``counts[b]`` drafts; if a lattice has fewer than
@@ -26,25 +24,19 @@ class Drafts(BatchResult):
             than ``"score"``: the expected number of accepted draft tokens. -inf in padding.
         counts: (B,) int32, the number of drafts: min(p, number of paths). 0 if all tokens of the
             first slot are masked.
+        prefix_log_probs: (B, 1, H) float32, natural log of the probability that a path sampled from
+            the lattice begins with the first 1, 2, .. H tokens of the draft: descending, -inf in
+            the padding. The longest prefix of probability p or more has
+            ``(prefix_log_probs[b, 0] >= math.log(p)).sum()`` tokens. For a greedy walk always by
+            local normalization. None for drafts by ``objective="score"``.
     """
 
     token_ids: Any
     scores: Any
     counts: Any
+    prefix_log_probs: Any = None
 
     PAD_TOKEN = -1
-    _prefix_log_probs: ClassVar[Any] = None  # of an instance: those of its chains
-
-    @property
-    def prefix_log_probs(self) -> Any:
-        """(B, 1, H) float32; None for drafts by ``objective="score"``.
-
-        Natural log of the probability that a path sampled from the lattice begins with the first 1,
-        2, .. H tokens of the draft: descending, -inf in the padding. The longest prefix of
-        probability p or more has ``(prefix_log_probs[b, 0] >= math.log(p)).sum()`` tokens. For a
-        greedy walk always by local normalization.
-        """
-        return self._prefix_log_probs
 
     @property
     def lengths(self) -> Any:

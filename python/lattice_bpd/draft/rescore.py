@@ -8,15 +8,16 @@ the most probable prefixes as a tree.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from lattice_bpd.arguments import check_int
 from lattice_bpd.draft.config import TREE_NODES, DraftConfig
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
 from lattice_bpd.draft.search import MAX_DRAFTS, check_search
-from lattice_bpd.draft.search_options import Objective, engine_of, is_chain
 from lattice_bpd.lm.ngram import NGramLM
+
+Objective = Literal["score", "accept_length", "greedy_walk"]
 
 
 def rescore_lattice(
@@ -79,15 +80,21 @@ def rescore_lattice(
     """
     where = "rescore_lattice"
     number = check_int(f"{where}: num_drafts", num_drafts, 1, MAX_DRAFTS)
-    chain = is_chain(where, objective, number, engine)
-    name = engine_of(where, engine)
+    if objective not in get_args(Objective):
+        names = ", ".join(f'"{name}"' for name in get_args(Objective))
+        raise ValueError(f"{where}: objective is {objective!r}; expected one of {names}")
+    if objective != "score" and (number != 1 or engine == "openfst"):
+        raise ValueError(
+            f'{where}: objective "{objective}" gives one draft, by the engine "fused"; found '
+            f'num_drafts={number} and engine "{engine}"; for more tokens to verify use rescore_tree'
+        )
     search = check_search(
         where, head_logits, context, lm, top_k=top_k, alpha=alpha, temperature=temperature,
         bos=bos, log_softmax=log_softmax, threads=threads,
     )  # fmt: skip
-    if chain:
-        return search.find_chains(objective == "greedy_walk")
-    return search.find_drafts(number, name)
+    if objective == "score":
+        return search.find_drafts(number, str(engine))
+    return search.find_chains(objective == "greedy_walk")
 
 
 def rescore_tree(

@@ -8,8 +8,7 @@ from lattice_bpd import _core
 from lattice_bpd.arguments import check_int, check_number
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.drafts import Drafts
-from lattice_bpd.draft.search import MAX_DRAFTS
-from lattice_bpd.draft.search_options import context_of, engine_of
+from lattice_bpd.draft.search import MAX_DRAFTS, context_of
 from lattice_bpd.lm.ngram import NGramLM, core_of
 
 _WHERE, _HINT = "rescore_fst", " (SausageLattice.to_pywrapfst returns an FST)"
@@ -60,10 +59,11 @@ def rescore_fst(
     core_lm = None if lm is None else core_of(_WHERE, lm)
     history = context_of(_WHERE, context, None if lm is None else lm.vocab_size)
     number = check_int(f"{_WHERE}: num_drafts", num_drafts, 1, MAX_DRAFTS)
-    weight, name = check_number(f"{_WHERE}: alpha", alpha), engine_of(_WHERE, engine)
+    weight = check_number(f"{_WHERE}: alpha", alpha)
     arrays = _core.rescore_fst(
-        acceptor_bytes(_WHERE, acceptor, _HINT), core_lm, history, bool(bos), number, weight, name
-    )
+        acceptor_bytes(_WHERE, acceptor, _HINT), core_lm, history, bool(bos), number, weight,
+        str(engine),
+    )  # fmt: skip
     return Drafts(*arrays)
 
 

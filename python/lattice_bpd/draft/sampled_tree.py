@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lattice_bpd.arguments import check_number
-from lattice_bpd.draft.batch_result import BatchResult
 from lattice_bpd.draft.config import TREE_NODES, DraftConfig
 from lattice_bpd.draft.search import check_search
 from lattice_bpd.lm.ngram import NGramLM
@@ -18,12 +17,12 @@ from lattice_bpd.lm.ngram import NGramLM
 _KEYS = 1 << 64
 
 
-@dataclass(frozen=True, eq=False)
-class SampledTree(BatchResult):
+@dataclass(frozen=True)
+class SampledTree:
     """A tree for each lattice of a batch, with siblings sampled without replacement.
 
     Nodes are in the order in which they were sampled, parents before their children. Arrays are
-    numpy's; row b has ``counts[b]`` nodes, other entries are padding. ``==`` compares contents.
+    numpy's; row b has ``counts[b]`` nodes, other entries are padding.
 
     Attributes:
         token_ids: (B, N) int32, a node's token; -1 in the padding.

@@ -12,24 +12,22 @@ from lattice_bpd.arguments import check_int, check_number
 from lattice_bpd.draft.config import MAX_NODES
 from lattice_bpd.draft.draft_tree import DraftTree
 from lattice_bpd.draft.drafts import Drafts
-from lattice_bpd.draft.search_options import contexts_of
 from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.lattice.logits import (
-    Candidates,
-    check_shape,
-    is_torch_tensor,
-    select_top_k,
-)
+from lattice_bpd.lattice.logits import Candidates, is_torch_tensor, select_top_k
 from lattice_bpd.lattice.sausage import SausageLattice
 from lattice_bpd.lm.ngram import NGramLM, core_of
-from lattice_bpd.token_ids import Int32Array, Int64Array
-from lattice_bpd.vocabulary import may_share_ids
+from lattice_bpd.token_ids import (
+    Int32Array,
+    Int64Array,
+    concatenate,
+    is_sequence_of_sequences,
+    pack,
+    to_token_ids,
+)
+from lattice_bpd.vocabulary import check_same_ids
 
 MAX_DRAFTS = 1 << 12  # as many as nodes of a tree
 _MAX_THREADS = 1024  # kMaxThreads of base/parallel.cc
-_STATES_HINT = (
-    "; if these are hidden states of BlockwiseHeads, apply the model's output embedding first"
-)
 
 
 class Search(NamedTuple):
@@ -69,10 +67,7 @@ class Search(NamedTuple):
             self.lattices, self.lm, *self.contexts, self.bos, self.alpha, self.threads, is_walk,
             self.normalization,
         )  # fmt: skip
-        *arrays, log_probs = self._on_device(outputs)
-        drafts = Drafts(*arrays)
-        object.__setattr__(drafts, "_prefix_log_probs", log_probs)
-        return drafts
+        return Drafts(*self._on_device(outputs))
 
     def find_tree(self, where: str, max_nodes: int) -> DraftTree:
         """The `max_nodes` most probable prefixes of each lattice."""
@@ -121,51 +116,69 @@ def check_search(
     number = check_int(f"{where}: threads", threads, 0, _MAX_THREADS)
     divisor = check_number(f"{where}: temperature", temperature, positive=True)
     weight = check_number(f"{where}: alpha", alpha) / divisor
-    if isinstance(head_logits, Candidates):
-        batch = len(head_logits.token_ids)
-        contexts = contexts_of(where, context, batch, True, None)
-        best = head_logits.at_temperature(divisor)
-        candidates = (best.token_ids, best.scores)
-        return Search(candidates, core_lm, contexts, bool(bos), weight, number, None)
-    if isinstance(head_logits, LatticeInput):
+    batched, vocab_size, normalization = True, None, "global"
+    given = head_logits if isinstance(head_logits, list) else [head_logits]
+    lattices: Any
+    if given and all(isinstance(one, SausageLattice) for one in given):
+        lattices = [one._core.at_temperature(divisor) for one in given]
+        batch, batched = len(lattices), isinstance(head_logits, list)
+    elif isinstance(head_logits, LatticeInput):
         lattices = head_logits.at_temperature(divisor).to_sausages(where)
-        contexts = contexts_of(where, context, len(lattices), True, None)
-        ids = head_logits.token_ids
-        device = ids.device if is_torch_tensor(ids) else None
-        return Search(
-            lattices, core_lm, contexts, bool(bos), weight, number, device,
-            head_logits.normalization,
-        )  # fmt: skip
-    sausages = _sausages(head_logits)
-    if sausages is not None:
-        contexts = contexts_of(where, context, len(sausages), isinstance(head_logits, list), None)
-        if divisor != 1.0:
-            sausages = [sausage.at_temperature(divisor) for sausage in sausages]
-        return Search(sausages, core_lm, contexts, bool(bos), weight, number, None)
-    check_shape(head_logits, where)
-    shape = tuple(int(n) for n in head_logits.shape)
-    if lm is not None and not may_share_ids(lm.vocab_size, shape[-1]):
-        raise ValueError(
-            f"{where}: head_logits has {shape[-1]} columns, the LM a vocabulary of "
-            f"{lm.vocab_size}; use an LM trained with vocab_size={shape[-1]} on this model's "
-            f"token ids{_STATES_HINT if is_torch_tensor(head_logits) else ''}"
+        batch, normalization = len(lattices), head_logits.normalization
+    else:
+        best = head_logits
+        if not isinstance(head_logits, Candidates):
+            best = select_top_k(
+                head_logits, top_k, log_softmax=bool(log_softmax), where=where, threads=number
+            )
+            batched, vocab_size = len(head_logits.shape) == 3, int(head_logits.shape[-1])
+            if lm is not None:
+                check_same_ids(where, "LM", lm.vocab_size, vocab_size)
+        best = best.at_temperature(divisor)
+        lattices, batch = (best.token_ids, best.scores), len(best.token_ids)
+    arrays = head_logits.token_ids if isinstance(head_logits, LatticeInput) else head_logits
+    device = arrays.device if is_torch_tensor(arrays) else None
+    contexts = contexts_of(where, context, batch, batched, vocab_size)
+    return Search(lattices, core_lm, contexts, bool(bos), weight, number, device, normalization)
+
+
+def contexts_of(
+    where: str, context: Any, batch: int, batched: bool, vocab_size: int | None
+) -> tuple[Int32Array, Int64Array]:
+    """The concatenated contexts, and their offsets (batch + 1,)."""
+    if not batched:
+        return pack([context], vocab_size) or concatenate([context_of(where, context, vocab_size)])
+    if not hasattr(context, "__len__"):
+        raise TypeError(
+            f"{where}: context is a {type(context).__name__}; expected {batch} sequences of "
+            "token ids (maybe empty), one for each lattice"
         )
-    best = select_top_k(
-        head_logits, top_k, log_softmax=bool(log_softmax), where=where, threads=number
+    if len(context) != batch or (batch > 0 and not is_sequence_of_sequences(context)):
+        raise ValueError(
+            f"{where}: context has {len(context)} entries for a batch of {batch} lattices; "
+            "expected one sequence of token ids (maybe empty) for each"
+        )
+    return pack(list(context), vocab_size) or concatenate(
+        [
+            to_token_ids(row, f"{where}: context of row {number}", vocab_size)
+            for number, row in enumerate(context)
+        ]
     )
-    best = best.at_temperature(divisor)
-    batch = 1 if len(shape) == 2 else shape[0]
-    contexts = contexts_of(where, context, batch, len(shape) == 3, shape[-1])
-    device = head_logits.device if is_torch_tensor(head_logits) else None
-    candidates = (best.token_ids, best.scores)
-    return Search(candidates, core_lm, contexts, bool(bos), weight, number, device)
 
 
-def _sausages(head_logits: Any) -> list[_core.Sausage] | None:
-    """The core's lattices, if the caller passed lattices instead of logits."""
-    if isinstance(head_logits, SausageLattice):
-        return [head_logits._core]
-    is_list = isinstance(head_logits, list) and len(head_logits) > 0
-    if is_list and all(isinstance(item, SausageLattice) for item in head_logits):
-        return [lattice._core for lattice in head_logits]
-    return None
+def context_of(where: str, context: Any, vocab_size: int | None) -> Int32Array:
+    """The context of a single lattice, (T,) int32.
+
+    Raises:
+        TypeError: Elements that are not integers.
+        ValueError: Several sequences, or ids out of range.
+    """
+    try:
+        return to_token_ids(context, f"{where}: context", vocab_size)
+    except ValueError:
+        if not is_sequence_of_sequences(context):
+            raise
+    raise ValueError(
+        f"{where}: context holds several sequences for a single lattice; pass one "
+        "sequence of token ids, or head_logits of shape (batch, slots, vocab)"
+    )
