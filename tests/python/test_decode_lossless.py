@@ -48,7 +48,7 @@ def strategy(name: str, lm: Any = small_lm, **options: Any) -> Callable[[str], O
 
 def draft_model(kind: str = "gpt2", **options: Any) -> Callable[[str], Options]:
     options = {"draft_length": 4, "top_k": 4, **options}
-    return lambda _: {"drafter": DraftModelDrafter(random_model(kind), **options)}
+    return lambda _: {"drafter": DraftModelDrafter(random_model(kind).base, **options)}
 
 
 def heads(make: Callable[[Any], Any], name: str = "p_best") -> Callable[[str], Options]:

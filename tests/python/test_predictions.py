@@ -47,7 +47,7 @@ def assert_are_those_of_forward(base, tokens: list[int], predictions) -> None:
 @pytest.mark.parametrize("layout", ["tree", "rows"])
 def test_predictions_are_those_of_the_model_in_a_ragged_batch(kind, layout):
     model = model_of(kind)
-    target, rng = CausalLMTarget(model), np.random.default_rng(3)
+    target, rng = CausalLMTarget(model.base), np.random.default_rng(3)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in (3, 9)]
     first, state = read_texts(target, prompts)
     exact = first.logits[:, -1].argmax(-1).tolist()
@@ -129,7 +129,7 @@ class Reversing:
 @pytest.mark.parametrize("layout", ["tree", "rows"])
 def test_predictions_are_of_the_raw_logits(layout):
     model = model_of("llama")
-    target = CausalLMTarget(model)
+    target = CausalLMTarget(model.base)
     prompt = [5, 3, 8, 1]
     first, cache = target.read_prompts(torch.tensor([prompt]))
     tree = PrefixTree.from_drafts(int(first.logits[0, -1].argmax()), [[4, 9], [2]])

@@ -53,7 +53,7 @@ def test_trees_are_followed_by_the_choice_at_each_node(dtype, vocab_size):
 
 
 def test_bad_drafts_and_layouts_are_refused():
-    target = CausalLMTarget(model_of("llama"))
+    target = CausalLMTarget(model_of("llama").base)
     cache = read(target, [1, 2])[1]
     for shape in ((0, 3), (3,), (1, 2, 3)):
         with pytest.raises(ValueError, match=r"drafts has shape .*expected \(drafts, slots\)"):
@@ -67,7 +67,7 @@ def test_lack_of_memory_says_what_to_lower(layout, cure, monkeypatch):
     def full(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 1 EiB")
 
-    target = CausalLMTarget(model_of("llama"))
+    target = CausalLMTarget(model_of("llama").base)
     cache = read(target, [1, 2])[1]
     assert target.refuses_tree() is None
     monkeypatch.setattr(CausalLMTarget, "__call__", full)
@@ -106,7 +106,7 @@ def assert_cache_is_that_of(model, cache, tokens: list[int], row: int = 0):
 @pytest.mark.parametrize("layout", ["tree", "rows"])
 def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout):
     model = model_of(kind)
-    target = CausalLMTarget(model)
+    target = CausalLMTarget(model.base)
     rng = np.random.default_rng(5)
     for length in (1, 5, 14):  # the last is beyond the sliding windows
         prompt = rng.integers(0, VOCAB, length).tolist()
@@ -131,7 +131,7 @@ def test_both_layouts_accept_the_same_and_leave_the_same_cache(kind, layout):
 @pytest.mark.parametrize("layout", ["tree", "rows"])
 def test_a_cache_of_transformers_is_extended_in_place(layout):
     model = model_of("llama")
-    target, prompt = CausalLMTarget(model), [3, 1, 4]
+    target, prompt = CausalLMTarget(model.base), [3, 1, 4]
     wanted = plain_greedy(model, prompt, 12)
     _, cache = read(target, prompt)
     tokens = [*prompt, wanted[0]]
@@ -148,7 +148,7 @@ def test_a_cache_of_transformers_is_extended_in_place(layout):
 @pytest.mark.parametrize("layout", ["tree", "rows"])
 def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
     model = model_of(kind)
-    target = CausalLMTarget(model)
+    target = CausalLMTarget(model.base)
     rng = np.random.default_rng(6)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in (3, 11, 1, 7)]
     wanted = [plain_greedy(model, prompt, 50) for prompt in prompts]
@@ -180,7 +180,7 @@ def test_ragged_batches_are_each_what_they_are_alone(kind, layout):
 
 def test_a_target_without_masks_of_its_callers_falls_back_to_rows():
     model = copy.deepcopy(model_of("llama"))
-    target = CausalLMTarget(model)
+    target = CausalLMTarget(model.base)
     _, cache = read(target, [1, 2])
     model.base.config._attn_implementation = "flash_attention_2"
     assert "takes no custom mask" in target.refuses_tree()
@@ -190,7 +190,7 @@ def test_a_target_without_masks_of_its_callers_falls_back_to_rows():
 
 def test_a_tree_probe_without_memory_is_tried_again(monkeypatch):
     model = copy.deepcopy(model_of("llama"))
-    target, inner = CausalLMTarget(model), model.base.base_model
+    target, inner = CausalLMTarget(model.base), model.base.base_model
     read = inner.forward
 
     def full(*_args, **_options):
@@ -215,6 +215,6 @@ def test_a_sliding_cache_is_refused():
     with pytest.raises(ValueError, match="keeps all tokens of a sliding window"):
         check_cache(cache)
     with pytest.raises(ValueError, match="cannot be rolled back"):
-        verify_drafts(CausalLMTarget(model), cache, 1, torch.tensor([[2]]))
+        verify_drafts(CausalLMTarget(model.base), cache, 1, torch.tensor([[2]]))
     with pytest.raises(ValueError, match="target's list cannot be rolled back"):
-        verify_drafts(CausalLMTarget(model), [], 1, torch.tensor([[2]]))
+        verify_drafts(CausalLMTarget(model.base), [], 1, torch.tensor([[2]]))

@@ -162,6 +162,10 @@ class BlockwiseLM(nn.Module):
         logits: Tensor = self.heads(hidden, exact_tokens)
         return logits
 
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """`head_logits` of whole texts: so `generate` does not take this for a plain wrapper."""
+        return self.head_logits(self.hidden_states(input_ids))
+
     def save_pretrained(self, directory: str | Path) -> None:
         """Write target and heads into a directory, which is created if missing.
 

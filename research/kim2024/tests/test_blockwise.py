@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from blockwise_models import VOCAB, build_base, looping_text, model_of
+from lattice_bpd.decode import generate
 from lattice_bpd.models import VocabularyHeads
 from lattice_bpd_kim2024.blockwise import BlockwiseLM
 from lattice_bpd_kim2024.heads.joint import TrainOptions, train_blockwise
@@ -41,6 +42,13 @@ def test_what_cannot_be_attached_is_refused():
     encoder_decoder.config.is_encoder_decoder = True
     with pytest.raises(TypeError, match="is an encoder-decoder; expected a decoder-only"):
         BlockwiseLM(encoder_decoder)
+
+
+def test_generate_does_not_leave_out_its_heads():
+    model = model_of("llama")
+    with pytest.raises(TypeError, match=r"around a LlamaForCausalLM.* or give the inner model"):
+        generate(model, [3, 5, 7], max_new_tokens=4)
+    assert len(generate(model.base, [3, 5, 7], heads=model.heads, max_new_tokens=4).token_ids) == 4
 
 
 class ReadMore:

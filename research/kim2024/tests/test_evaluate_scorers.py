@@ -42,7 +42,7 @@ def lms():
 
 def test_settings_with_sources_decode_as_their_scorers_do(lms):
     model = model_of("trained")
-    sources = {"rescorer": NeuralScorer(model), "other": lms[1]}
+    sources = {"rescorer": NeuralScorer(model.base), "other": lms[1]}
     settings = [GREEDY, Setting("common", "LM", "ngram", uses_lm=True), OTHER, NEURAL]
     options = {s.name: DraftConfig(top_k=5, alpha=0.4) for s in settings}
     found = compare_strategies(

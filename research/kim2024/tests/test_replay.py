@@ -34,7 +34,7 @@ OPTIONS = DraftConfig(top_k=5, num_drafts=4, max_nodes=9, alpha=0.4, temperature
 @functools.cache
 def rescorers() -> Rescorers:
     lm = NGramLM.train([looping_text(2000, seed=1)], 4, vocab_size=VOCAB, smoothing="witten_bell")
-    scorer = MixtureScorer([(NeuralScorer(model_of("trained")), 1.0), (lm, 0.5)])
+    scorer = MixtureScorer([(NeuralScorer(model_of("trained").base), 1.0), (lm, 0.5)])
     return Rescorers(lm, scorer=scorer)
 
 

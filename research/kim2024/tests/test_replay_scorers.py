@@ -131,9 +131,9 @@ def test_neural_replay_is_brute_force_rescoring(alpha, is_read):
 @pytest.mark.parametrize("kind", ["trained", "gpt2", "gemma2"])
 def test_scores_along_the_output_replay_as_whole_drafts_and_live(kind, name):
     recording = recorded()
-    neural, lm = {"small": NeuralScorer(random_model(kind, seed=5))}, {"3gram": ngram()}
+    neural, lm = {"small": NeuralScorer(random_model(kind, seed=5).base)}, {"3gram": ngram()}
     if kind == "trained":
-        neural = {"small": NeuralScorer(model_of("trained"))}
+        neural = {"small": NeuralScorer(model_of("trained").base)}
     scorers = make_scorers(neural, lm)
     group = scorers[name]
     read = recording.read_with(group)
@@ -187,7 +187,7 @@ def test_mixtures_are_points_of_a_grid_by_their_parts():
 
 def test_lab_tunes_alpha_of_each_scorer_on_held_out_texts():
     """The weights of the table are those that decode held-out texts in the fewest calls."""
-    neural, lms = {"small": NeuralScorer(model_of("trained"))}, {"3gram": ngram()}
+    neural, lms = {"small": NeuralScorer(model_of("trained").base)}, {"3gram": ngram()}
     options = LabOptions(
         strategies=("neural", "mixture"), options=DraftConfig(top_k=6), held_out=1,
         scorer_alphas=(0.1, 1.0, 8.0), top_ks=(1,), num_drafts=(1,), max_nodes=(4,), workers=1,
