@@ -218,7 +218,10 @@ SINGLE = {0: 1.0, 4: 1.0, 5: 100.0}  # one draft of four tokens for nothing, mor
 
 def test_tune_chooses_a_rescorer_unless_it_takes_too_long(recording):
     """The target itself as the rescorer: the best single draft, at a price."""
-    scorers = {"bad": NeuralScorer(random_model("gpt2").base), "own": NeuralScorer(trained_model().base)}
+    scorers = {
+        "bad": NeuralScorer(random_model("gpt2").base),
+        "own": NeuralScorer(trained_model().base),
+    }
     space = SearchSpace(top_k=(8,), num_drafts=(1,), max_nodes=(4,), temperature=(1.0,))
     cheap = DrafterSearch(
         {}, SINGLE, space, scorers=scorers, rescoring={"bad": 0.01, "own": 0.01}
