@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import ClassVar
 
 import numpy as np
@@ -50,8 +51,8 @@ class _Sampling:
         min_p: float = 0.0,
         seed: Seed = 0,
     ) -> None:
-        object.__setattr__(self, "warp", Warp(temperature, top_k, top_p, min_p))
-        object.__setattr__(self, "seed", seed)
+        object.__setattr__(self, "warp", Warp(float(temperature), top_k, top_p, min_p))
+        object.__setattr__(self, "seed", seed if hasattr(seed, "__len__") else index(seed))
 
     def __str__(self) -> str:
         """Name and numbers as `parse_acceptance` reads them."""

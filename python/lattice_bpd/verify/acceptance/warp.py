@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from lattice_bpd.arguments import check_int
+from lattice_bpd.verify.greedy import NAN
+
 _MOST_LIKELY = 1024  # tokens that top-p sorts first; nearly always enough
 
 
@@ -41,8 +44,8 @@ class Warp:
             raise ValueError(
                 f"sampling: temperature is {self.temperature}; expected a number above 0{hint}"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"sampling: top_k is {self.top_k}; expected 1 or more, or None")
+        if self.top_k is not None:
+            check_int("sampling: top_k", self.top_k, 1)
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"sampling: top_p is {self.top_p}; expected above 0, at most 1")
         if not 0.0 <= self.min_p < 1.0:
@@ -62,10 +65,7 @@ class Warp:
         """
         scores: Any = logits.float().cpu().numpy() / np.float32(self.temperature)
         if np.isnan(scores[scores.argmax()]):  # argmax treats NaN as the largest number
-            raise ValueError(
-                "sampling: the target's logits hold NaN; expected numbers; check its weights, "
-                "and its dtype (float16 overflows on some models: use bfloat16 or float32)"
-            )
+            raise ValueError(NAN)
         if self.top_k is not None and self.top_k < len(scores):
             least = np.partition(scores, -self.top_k)[-self.top_k]
             scores = np.where(scores < least, -np.inf, scores)
