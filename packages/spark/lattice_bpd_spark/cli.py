@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from lattice_bpd.cli import main
 from lattice_bpd.cli.options import (
+    ESTIMATE_OPTIONS,
+    TEXT_OPTIONS,
     add_corpus_options,
     add_estimate_options,
-    corpus_arguments,
-    estimate_arguments,
     parse_size,
+    pick,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _count(session: SparkSession, args: argparse.Namespace) -> SparkCounts:
         session,
         args.inputs,
         format=args.format,
-        **corpus_arguments(args),
+        **pick(args, TEXT_OPTIONS),
     )
     return count_corpus(corpus, args.order, partitions=args.partitions)
 
@@ -116,7 +117,7 @@ def _train(args: argparse.Namespace, counts: SparkCounts) -> SparkLM:
         warnings.simplefilter("always")
         lm = train_counts(
             counts,
-            **estimate_arguments(args),
+            **pick(args, ESTIMATE_OPTIONS),
         )
     for warning in caught:
         if not issubclass(warning.category, SmoothingWarning):

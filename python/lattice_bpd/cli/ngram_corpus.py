@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from lattice_bpd import train
 from lattice_bpd.cli.files import check_output
 from lattice_bpd.cli.options import (
+    ESTIMATE_OPTIONS,
     add_command,
     add_corpus_options,
     add_estimate_options,
     add_inputs,
     add_model_option,
     add_options,
-    estimate_arguments,
     make_corpus,
     pick,
     use_model_vocabulary,
@@ -156,7 +156,7 @@ def _train(args: argparse.Namespace) -> NGramLM:
         raise ValueError(f"--{next(iter(given)).replace('_', '-')} is of --words; give both")
     for name, default in (_FOR_WORDS if args.words else _FOR_IDS).items():
         setattr(args, name, default if getattr(args, name) is None else getattr(args, name))
-    options: dict[str, Any] = {**estimate_arguments(args), **pick(args, _COUNTING)}
+    options: dict[str, Any] = pick(args, (*ESTIMATE_OPTIONS, *_COUNTING))
     if _all_counts(args.inputs):
         if args.words:
             raise ValueError("--words with counts files, which have token ids; give the text")

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 SMOOTHINGS = ("katz", "kneser_ney", "modified_kneser_ney", "witten_bell", "absolute")
-_SPECIAL_IDS = ("bos_id", "eos_id", "unk_id")
-_VOCABULARY = ("tokenizer", "vocab_size", "boundaries", "field", *_SPECIAL_IDS)
-_ESTIMATE = ("min_counts", "smoothing", "unseen", "katz_k")
+TEXT_OPTIONS = ("tokenizer", "vocab_size", "boundaries", "field", "bos_id", "eos_id", "unk_id")
+CORPUS_OPTIONS = (*TEXT_OPTIONS, "id_type", "threads")
+ESTIMATE_OPTIONS = ("min_counts", "smoothing", "unseen", "katz_k")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
@@ -142,7 +142,7 @@ _KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
 }  # by annotation: how a value is read, and its name in help texts
 
 
-def add_draft_options(parser: Parser, names: Sequence[str]) -> None:
+def add_draft_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     """Adds options for fields of DraftConfig, all but the strategy; see `read_draft_options`.
 
     One that is left out is None, since a strategy refuses options that it does not use.
@@ -154,8 +154,7 @@ def add_draft_options(parser: Parser, names: Sequence[str]) -> None:
         help=f"how to draft, see below (default {DraftConfig.strategy})",
     )
     add_options(parser, DraftConfig, names, max_nodes={"type": _nodes, "metavar": "N"})
-    if isinstance(parser, argparse.ArgumentParser):
-        parser.set_defaults(**dict.fromkeys(names))
+    parser.set_defaults(**dict.fromkeys(names))
 
 
 def _nodes(value: str) -> int | str:
@@ -212,8 +211,8 @@ def add_inputs(parser: Parser, also: str = "") -> None:
 
 
 def add_corpus_options(parser: argparse.ArgumentParser, *, bin_files: bool = True) -> None:
-    """Adds options for the text and its vocabulary; `bin_files`: that of .bin files too."""
-    names = [*_VOCABULARY, "id_type"] if bin_files else _VOCABULARY
+    """Adds TEXT_OPTIONS, with `bin_files` all of CORPUS_OPTIONS but the threads."""
+    names = [*TEXT_OPTIONS, "id_type"] if bin_files else TEXT_OPTIONS
     add_options(
         parser.add_argument_group("corpus"), train.Corpus, names,
         boundaries={
@@ -225,11 +224,6 @@ def add_corpus_options(parser: argparse.ArgumentParser, *, bin_files: bool = Tru
     )  # fmt: skip
 
 
-def corpus_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of Corpus for text and its vocabulary."""
-    return pick(args, _VOCABULARY)
-
-
 def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> train.Corpus:
     """Opens the corpus of the options.
 
@@ -238,20 +232,15 @@ def make_corpus(args: argparse.Namespace, inputs: list[Path]) -> train.Corpus:
         OSError: a file is missing.
         ValueError: inconsistent options.
     """
-    return train.Corpus(inputs, **corpus_arguments(args), **pick(args, ("id_type", "threads")))
+    return train.Corpus(inputs, **pick(args, CORPUS_OPTIONS))
 
 
 def add_estimate_options(parser: Parser, smoothings: Sequence[str] = SMOOTHINGS) -> None:
-    """Adds options for estimating an LM."""
+    """Adds ESTIMATE_OPTIONS."""
     add_options(
-        parser, NGramLM.train, _ESTIMATE,
+        parser, NGramLM.train, ESTIMATE_OPTIONS,
         smoothing={"choices": smoothings}, unseen={"choices": ("cost", "uniform")},
     )  # fmt: skip
-
-
-def estimate_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of NGramLM.train from add_estimate_options."""
-    return pick(args, _ESTIMATE)
 
 
 def add_model_option(parser: Parser) -> None:

@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lattice_bpd.cli.options import add_corpus_options, add_inputs, corpus_arguments, parse_numbers
+from lattice_bpd.cli.options import (
+    CORPUS_OPTIONS,
+    add_corpus_options,
+    add_inputs,
+    parse_numbers,
+    pick,
+)
 from lattice_bpd_kim2024.cli.training_options import add_run_options, run_training
 from lattice_bpd_kim2024.heads.recipes import OPTIMIZERS, PRESETS, RECIPES
 
@@ -176,7 +182,7 @@ def make_job(args: argparse.Namespace) -> HeadJob:
         args.recipe,
         args.output,
         args.inputs,
-        corpus={**corpus_arguments(args), "id_type": args.id_type, "threads": args.threads},
+        corpus=pick(args, CORPUS_OPTIONS),
         train=given,
         validation=args.validation,
         resume=args.resume,

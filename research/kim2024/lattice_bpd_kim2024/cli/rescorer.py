@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lattice_bpd.cli.options import add_corpus_options, add_inputs, corpus_arguments
+from lattice_bpd.cli.options import CORPUS_OPTIONS, add_corpus_options, add_inputs, pick
 from lattice_bpd_kim2024.cli.training_options import add_run_options, run_training
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def make_job(args: argparse.Namespace) -> RescorerJob:
         args.target,
         args.output,
         args.inputs,
-        corpus={**corpus_arguments(args), "id_type": args.id_type, "threads": args.threads},
+        corpus=pick(args, CORPUS_OPTIONS),
         train={name: value for name, value in train.items() if value is not None},
         validation=args.validation,
         **{name: getattr(args, name) for name in _JOB},
