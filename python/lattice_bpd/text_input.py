@@ -121,10 +121,10 @@ def read_chunks(file: str, meter: Meter | None = None) -> Iterator[bytes]:
     """
     meter = meter or Meter()
     if file == STANDARD_INPUT:
-        yield from _decompressed(_read_raw(sys.stdin.buffer, meter), file, meter)
+        yield from _decompressed(_read_raw(sys.stdin.buffer, meter), file)
         return
     with Path(file).open("rb") as raw:
-        yield from _decompressed(_read_raw(raw, meter), file, meter)
+        yield from _decompressed(_read_raw(raw, meter), file)
 
 
 def read_text(file: str | Path) -> str:
@@ -239,56 +239,47 @@ def _read_raw(raw: BinaryIO, meter: Meter) -> Iterator[bytes]:
         yield chunk
 
 
-def _decompressed(chunks: Iterator[bytes], file: str, meter: Meter) -> Iterator[bytes]:
-    start = meter.bytes_read
+def _decompressed(chunks: Iterator[bytes], file: str) -> Iterator[bytes]:
     first = next(chunks, b"")
     chunks = itertools.chain([first], chunks)
     if not first.startswith((GZIP, ZSTD)):
         refuse_foreign(file, first)
     if first.startswith(GZIP) or (first and file.endswith(".gz")):
-        packed = _Packed("gzip", file, zlib.error, lambda: zlib.decompressobj(31))
-        chunks = packed.read(chunks, meter, start)
+        chunks = _unpack(chunks, file, "gzip", zlib.error, lambda: zlib.decompressobj(31))
     elif first.startswith(ZSTD) or (first and file.endswith(".zst")):
         zstandard = require("zstandard", "train")
         make = zstandard.ZstdDecompressor().decompressobj
-        packed = _Packed("zstd", file, zstandard.ZstdError, make)
-        chunks = packed.read(chunks, meter, start)
+        chunks = _unpack(chunks, file, "zstd", zstandard.ZstdError, make)
     first = next(chunks, b"")
     refuse_foreign(file, first)
     yield first
     yield from chunks
 
 
-class _Packed(NamedTuple):
-    """A compressed file: its format, its name, and the decompressor."""
-
-    kind: str
-    file: str
-    error: type[Exception]
-    make: Callable[[], Any]
-
-    def read(self, chunks: Iterator[bytes], meter: Meter, start: int) -> Iterator[bytes]:
-        """The decompressed bytes; `start` is what the meter showed before the file."""
-        name = name_input(self.file)
-        decompressor: Any = None
-        before = 0
-        try:
-            for chunk in chunks:
-                rest = chunk
-                while rest and (decompressor or rest.strip(b"\0")):  # gzip allows zeros at the end
-                    decompressor = decompressor or self.make()
-                    if text := decompressor.decompress(rest):
-                        yield text
-                    rest = decompressor.unused_data
-                    if decompressor.eof:
-                        decompressor = None
-                before = meter.bytes_read - start
-        except self.error as error:
-            raise FormatError(
-                f"{name}: damaged or not a {self.kind} file, near byte {before} ({error}); "
-                "compress or copy it again"
-            ) from error
-        if decompressor is not None:
-            raise FormatError(
-                f"{name}: the {self.kind} file is truncated; compress or copy it again"
-            )
+def _unpack(
+    chunks: Iterator[bytes],
+    file: str,
+    kind: str,
+    failure: type[Exception],
+    make: Callable[[], Any],
+) -> Iterator[bytes]:
+    """The decompressed bytes; each part of a file has a decompressor of its own."""
+    decompressor: Any = None
+    try:
+        for chunk in chunks:
+            rest = chunk
+            while rest and (decompressor or rest.strip(b"\0")):  # gzip allows zeros at the end
+                decompressor = decompressor or make()
+                if text := decompressor.decompress(rest):
+                    yield text
+                rest = decompressor.unused_data
+                if decompressor.eof:
+                    decompressor = None
+    except failure as error:
+        raise FormatError(
+            f"{name_input(file)}: damaged or not a {kind} file ({error}); compress or copy it again"
+        ) from error
+    if decompressor is not None:
+        raise FormatError(
+            f"{name_input(file)}: the {kind} file is truncated; compress or copy it again"
+        )

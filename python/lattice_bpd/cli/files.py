@@ -36,21 +36,18 @@ def read_filled(path: Path) -> str:
     return text
 
 
-def decode_argument(text: str, option: str) -> str:
-    """The text of a command-line argument, also where the locale's encoding is not UTF-8.
+def check_argument(text: str, option: str) -> str:
+    """A text of the command line.
 
     Raises:
-        ValueError: bytes that are not UTF-8.
+        ValueError: its bytes are not UTF-8.
     """
     try:
         text.encode()
-    except UnicodeEncodeError:  # Python escaped the bytes that its encoding lacks
-        try:
-            return os.fsencode(text).decode("utf-8")
-        except UnicodeError:
-            raise ValueError(
-                f"{option}: {text[:40]!r} is not UTF-8; expected UTF-8 text, or a file of it"
-            ) from None
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{option}: {text[:40]!r} is not UTF-8; expected UTF-8 text, or a file of it"
+        ) from None
     return text
 
 
@@ -104,12 +101,11 @@ def check_output(path: Path, *, takes_devices: bool = False) -> None:
         ) from None
 
 
-def load_causal_lm(model: Path | Pretrained, option: str = "") -> PreTrainedModel:
+def load_causal_lm(model: Path | Pretrained) -> PreTrainedModel:
     """A causal LM in evaluation mode: of `transformers`, also in a folder with heads.
 
     Args:
         model: its folder, or OWNER/NAME on the hub; or what was found.
-        option: that named it, for messages.
 
     Raises:
         ImportError: torch or `transformers` is not installed (extra `torch`).
@@ -118,7 +114,7 @@ def load_causal_lm(model: Path | Pretrained, option: str = "") -> PreTrainedMode
         ValueError: it needs code of its own that may not run.
     """
     found = find_pretrained(model)
-    require_model(found.folder, option)
+    require_model(found.folder)
     require("torch", "torch")
     require("transformers", "torch")
     from lattice_bpd.cli.progress import quiet_transformers

@@ -213,7 +213,7 @@ def _read_prompt(args: argparse.Namespace) -> str:
     if args.prompt_file is not None:
         return files.read_filled(args.prompt_file)
     text = args.chat if is_message else args.prompt
-    return files.decode_argument(text, "--chat" if is_message else "--prompt")
+    return files.check_argument(text, "--chat" if is_message else "--prompt")
 
 
 def _encode_chat(message: str, tokenizer: Any) -> list[int]:
@@ -322,7 +322,7 @@ def _load_constraint(
     if args.regex is None:
         text = files.read_filled(args.json_schema)
     else:
-        text = files.decode_argument(args.regex, "--regex")
+        text = files.check_argument(args.regex, "--regex")
     make = load_extension(CONSTRAINTS, name)
     return make(text, tokenizer, vocab_size=vocab_size, end_token_ids=ends)
 

@@ -49,7 +49,9 @@ class Piece(NamedTuple):
     location: Location
 
 
-def read_pieces(file: str, boundaries: Boundaries, field: str, meter: Meter) -> Iterator[Piece]:
+def read_pieces(
+    file: str, boundaries: Boundaries, field: str = "text", meter: Meter | None = None
+) -> Iterator[Piece]:
     """The sequences of a text file, long ones in several pieces.
 
     Lines and paragraphs of white space are skipped. A sequence above 2**20 characters is split
@@ -125,7 +127,7 @@ def _is_json(line: str) -> bool:
     return True
 
 
-def _decode_blocks(file: str, meter: Meter) -> Iterator[tuple[str, Location]]:
+def _decode_blocks(file: str, meter: Meter | None) -> Iterator[tuple[str, Location]]:
     """The text in blocks that end before white space, with their locations."""
     location = Location(name_input(file), 1)
     byte = 0

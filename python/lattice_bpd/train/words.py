@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from lattice_bpd.text_input import STANDARD_INPUT, Meter
+from lattice_bpd.text_input import STANDARD_INPUT
 from lattice_bpd.train.corpus import Corpus, StrPath, WordEncoder, split_words
 from lattice_bpd.train.id_files import is_id_file
 from lattice_bpd.train.text_files import Boundaries, Piece, read_pieces
@@ -83,7 +83,7 @@ def word_corpus(
                 f"{file}: words are counted in a first pass over text; expected files of text "
                 "(write standard input to a file)"
             )
-        for piece in read_pieces(file, boundaries, field, Meter()):
+        for piece in read_pieces(file, boundaries, field):
             _count(piece, counts, normalize)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     words = [word for word, count in ranked if count >= min_word_count]

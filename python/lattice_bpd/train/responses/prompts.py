@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lattice_bpd._core import FormatError
-from lattice_bpd.text_input import Meter, parse_json, read_text
+from lattice_bpd.text_input import parse_json, read_text
 from lattice_bpd.train.responses.formats import Chat, Message, to_chat
 from lattice_bpd.train.text_files import read_pieces
 
@@ -69,7 +69,7 @@ def read_chats(file: str, skipped: list[Skipped] | None = None) -> list[Chat]:
             skipped += wrong
     else:
         parts = []
-        for piece in read_pieces(file, "paragraph", "text", Meter()):
+        for piece in read_pieces(file, "paragraph"):
             parts.append(piece.text)
             if piece.ends:
                 message = {"role": "user", "content": "".join(parts).strip()}
