@@ -74,7 +74,7 @@ from lattice_bpd.train.vocabulary_heads import (
 )
 from lattice_bpd.watcher import Watcher
 
-_KEPT = (
+_KEPT = (  # beside the drafter, by version 0.2.0
     "own_prompts.jsonl", "responses.jsonl", "states.bin.jsonl", "states.bin", "heads.checkpoint",
 )  # fmt: skip
 _GREETING = Chat([{"role": "user", "content": "Hello"}], "a first prompt")
@@ -147,28 +147,13 @@ def build_drafter(
     """
     job.check()
     _check_folder(job.output, model)
-    job.output.mkdir(parents=True, exist_ok=True)
+    job.kept.mkdir(parents=True, exist_ok=True)
     with locked(job.output):
-        _keep_apart(job)
+        ignored, line = job.output / ".gitignore", f"/{job.kept.name}/"
+        known = ignored.read_text("utf-8").splitlines() if ignored.exists() else []
+        if line not in known:
+            write_text(ignored, "\n".join([*known, line, ""]))
         return _build(model, tokenizer, job, watcher)
-
-
-def _keep_apart(job: BuildJob) -> None:
-    """Makes the folder of what is not published, and moves there what earlier versions kept."""
-    job.kept.mkdir(exist_ok=True)
-    ignored, line = job.output / ".gitignore", f"/{job.kept.name}/"
-    known = ignored.read_text("utf-8").splitlines() if ignored.exists() else []
-    if line not in known:
-        write_text(ignored, "\n".join([*known, line, ""]))
-    for name in _KEPT:
-        old, new = job.output / name, job.kept / name
-        if old.exists() and new.exists():
-            raise FileExistsError(
-                f"build: {old} is of an earlier version, and {new} is there too; remove the one "
-                "with less in it"
-            )
-        if old.exists():
-            old.rename(new)
 
 
 def _build(model: PreTrainedModel, tokenizer: Any, job: BuildJob, watcher: Watcher) -> BuildResult:
@@ -288,7 +273,12 @@ def _decoder(model: PreTrainedModel, heads: Any, count: int, watcher: Watcher) -
 
 
 def _check_folder(folder: Path, model: PreTrainedModel) -> None:
-    """Raises ValueError where the folder has a drafter of another model."""
+    """Raises ValueError where the folder has a drafter of another model or an earlier version."""
+    if old := [name for name in _KEPT if (folder / name).exists()]:
+        raise ValueError(
+            f"build: {folder} has {', '.join(old)} of an earlier version, which cannot be used any "
+            "more and may be private; remove them"
+        )
     card, is_built = folder / "README.md", (folder / "drafter.json").exists()
     text = card.read_text("utf-8") if is_built and card.exists() else ""
     known = re.search(r"fingerprint (\w+)", text)
