@@ -78,26 +78,22 @@ def test_the_vllm_plug_in_reads_it(folder: Path) -> None:
 
 
 def test_a_drafter_takes_the_weights_of_its_sources(folder: Path, tmp_path: Path) -> None:
-    """A folder of before the source "target" gains it, with its own weights for the others."""
     without, with_target = Gates.read(read_drafter_file(folder / "drafter.json").gates)
     built: Any = load_drafter(folder)
     assert built.num_predictions == 8
     np.testing.assert_array_equal(built.gates.weights, with_target.weights)
     content = json.loads((folder / "drafter.json").read_text())
-    content |= {"sources": content["sources"][:-1], "gates": content["gates"][0]}
-    shutil.copytree(folder, tmp_path / "old")
-    (tmp_path / "old" / "drafter.json").write_text(json.dumps(content))
-    old: Any = load_drafter(tmp_path / "old")
-    assert old.gates.sources == (*without.sources, "target")
-    np.testing.assert_array_equal(
-        old.gates.weights[: len(without.sources), : without.weights.shape[1]],
-        without.weights[:-1],
-    )
-    content["gates"] = [content["gates"]]  # chosen without
-    (tmp_path / "old" / "drafter.json").write_text(json.dumps(content))
-    chosen: Any = load_drafter(tmp_path / "old")
+    content["sources"].remove("target")
+    shutil.copytree(folder, tmp_path / "without")
+    (tmp_path / "without" / "drafter.json").write_text(json.dumps(content))
+    chosen: Any = load_drafter(tmp_path / "without")
     assert chosen.num_predictions == 0
     np.testing.assert_array_equal(chosen.gates.weights, without.weights)
+    for old in (content["gates"][0], [content["gates"][0] | {"weights": [[0.0]]}]):
+        text = json.dumps({**content, "gates": old})
+        (tmp_path / "without" / "drafter.json").write_text(text)
+        with pytest.raises(FormatError, match=r"built again|fit them.*lattice-bpd build"):
+            load_drafter(tmp_path / "without")
 
 
 @pytest.mark.parametrize("change", [{"speed": 3}, {"version": 2}, {"max_nodes": -1}])

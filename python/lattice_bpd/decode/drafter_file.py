@@ -23,7 +23,7 @@ from lattice_bpd.draft.scorers.mixture import MixtureScorer
 from lattice_bpd.draft.scorers.protocol import TransitionScorer, vocab_size_of
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.models.checkpoint import load_target
-from lattice_bpd.vocabulary import may_share_ids
+from lattice_bpd.vocabulary import check_same_ids
 
 _FORMAT, _VERSION = "lattice-bpd drafter", 1
 _HINT = "make one with lattice-bpd build"
@@ -45,8 +45,7 @@ class DrafterFile:
         ngram_lm: None, or for "neural" an n-gram LM that is added to `lm`: its "file", "order",
             "vocab_size" and "weight" w; drafts are scored by ln P of `lm` + w ln P of this one.
         lms: the n-gram LMs of "mixture": "file", "order" and "vocab_size" of each.
-        gates: `Gates.to_dict` of "mixture", for several lists of sources; a single one in folders
-            that are older than the source "target", which they gain; none: the defaults.
+        gates: `Gates.to_dict` of "mixture", for several lists of sources; none: the defaults.
     """
 
     config: DraftConfig
@@ -127,8 +126,6 @@ def read_drafter_file(path: str | Path) -> DrafterFile:
             raise ValueError(f"unknown fields {', '.join(unknown)}; expected {', '.join(known)}")
         if isinstance(value.get("lms"), list):
             value["lms"] = tuple(value["lms"])
-        if isinstance(value.get("gates"), dict) and value.get("sources"):  # of an older version
-            value["sources"] = [*value["sources"], "target"]
         options = {name: value.pop(name) for name in _OPTIONS if name in value}
         return DrafterFile(DraftConfig(**options), **value)
     except (ValueError, TypeError) as error:
@@ -172,8 +169,9 @@ def load_drafter(
             lm = find_lm(file, path)
         sources = DraftSources(lm)
     for one in sources.lm if isinstance(sources.lm, list) else [sources.lm]:
-        if one is not None:
-            _check_vocabulary(one, file, path)
+        size = vocab_size_of(one)
+        if size is not None:
+            check_same_ids(f"load_drafter: {path}", "LM", size, file.vocab_size)
     drafter: Any = make_drafter(file.config, sources)
     if file.config.strategy != "greedy":
         slots = file.num_slots or sys.maxsize  # without heads those of the model are not used
@@ -219,11 +217,7 @@ def find_lm(file: DrafterFile, path: Path) -> NGramLM | TransitionScorer:
         lm = NGramLM.load(_find_file(file.ngram_lm, path, _NGRAM, hint))
     folder = _find_file(file.lm, path, _RESCORER, hint)
     scorer = NeuralScorer(load_target(folder, dtype=torch.float32))
-    if lm is None:
-        return scorer
-    for part in (scorer, lm):
-        _check_vocabulary(part, file, path)
-    return MixtureScorer([(scorer, 1.0), (lm, weight)])
+    return scorer if lm is None else MixtureScorer([(scorer, 1.0), (lm, weight)])
 
 
 def _find_file(about: dict[str, Any] | None, path: Path, kind: str, hint: str) -> Path:
@@ -236,13 +230,3 @@ def _find_file(about: dict[str, Any] | None, path: Path, kind: str, hint: str) -
     raise ValueError(
         f"load_drafter: {path} needs {kind} and {name or 'its file'} is not there; give lm={hint}"
     )
-
-
-def _check_vocabulary(lm: Any, file: DrafterFile, path: str | Path) -> None:
-    """Raise ValueError for an LM or scorer whose vocabulary is known and not the target's."""
-    size = vocab_size_of(lm)
-    if size is not None and not may_share_ids(size, file.vocab_size):
-        raise ValueError(
-            f"load_drafter: the LM has a vocabulary of {size}, {path} is for one of "
-            f"{file.vocab_size}; give the LM that it was tuned with"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -20,7 +20,7 @@ _STEPS, _RATE, _L2 = 250, 0.1, 1e-4
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # of Adam
 
 _ALL = ("heads", "lm", "text", "store", "target")
-_NONE, _NEVER = "none", -40.0
+_NONE = "none"
 _LOGGER = logging.getLogger("lattice_bpd")
 _DEFAULTS = "default_gates.json"  # written by benchmarks/fit_default_gates.py
 Examples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
@@ -133,31 +133,24 @@ class Gates:
         return {"sources": list(self.sources), "weights": np.round(self.weights, 3).tolist()}
 
     @classmethod
-    def read(cls, value: Any) -> tuple[Gates, ...]:
-        """Of a drafter.json: a list of `to_dict`, or a single one; None: none.
-
-        Raises:
-            ValueError: not that.
-        """
-        values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-        return tuple(map(cls.from_dict, values))
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Gates:
-        """Of `to_dict`, or of weights without "none", whose share then is 0.
+    def read(cls, values: Any) -> tuple[Gates, ...]:
+        """Of a drafter.json: a list of `to_dict`; None: none.
 
         Raises:
             ValueError: not that.
         """
         try:
-            sources, weights = tuple(value["sources"]), np.array(value["weights"], np.float64)
-            if len(weights) == len(sources):
-                weights = np.pad(weights, ((0, 1), (0, 0)))
-                weights[-1, : _groups(sources)[0][2]] = _NEVER  # at every depth
-            gates = cls(sources, weights)
+            gates = tuple(
+                cls(tuple(value["sources"]), np.array(value["weights"], np.float64))
+                for value in values or ()
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"gates: expected sources and weights ({error})") from None
-        gates.check(gates.sources)
+            raise ValueError(
+                f"gates: expected a list of sources and weights ({error}); a folder of version "
+                "0.2.0 must be built again"
+            ) from None
+        for one in gates:
+            one.check(one.sources)
         return gates
 
 
