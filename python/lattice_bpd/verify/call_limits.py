@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from lattice_bpd import _core
-from lattice_bpd.models.hooks import device_of
 from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.memory import is_lack_of_memory
 from lattice_bpd.verify.prefix_tree import PrefixTree
@@ -160,7 +159,8 @@ def find_call_limits(base: Any, decoder: Any) -> CallLimits:
         capacities |= _capacities(vars(module))
     kinds = [kind for module in decoder.modules() for kind in _kinds_of(module)]
     if not kinds:  # rotary embeddings of its own
-        kinds = [(str(_type_of(rope)), rope) for rope in _rope_parameters(config)]
+        ropes = _rope_parameters(config)
+        kinds = [(str(rope.get("rope_type", rope.get("type", ""))), rope) for rope in ropes]
     for kind, parameters in kinds:
         original = parameters.get(_NAMES[0]) or getattr(config, _NAMES[0], None)
         if "dynamic" in kind:
@@ -199,16 +199,6 @@ def named_boundaries(base: Any) -> set[int]:
     config = base.config.get_text_config(decoder=True)
     sources = [vars(config), *_rope_parameters(config)]
     return {int(source[name]) for source in sources for name in _NAMES if source.get(name)}
-
-
-def reset_frequencies(base: Any) -> None:
-    """Return dynamic frequencies to those of a model that has not read a long text.
-
-    They keep the longest length since the last call within the limit, so the output of a long
-    prompt would depend on earlier texts. A call of one token resets them.
-    """
-    with torch.inference_mode():
-        base(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(base)), use_cache=False)
 
 
 def _reads_equally(target: Any, start: int) -> bool:
@@ -275,7 +265,3 @@ def _rope_parameters(config: Any) -> list[dict[str, Any]]:
         if isinstance(rope, dict):
             found += [rope, *(part for part in rope.values() if isinstance(part, dict))]
     return found
-
-
-def _type_of(rope: dict[str, Any]) -> Any:
-    return rope.get("rope_type", rope.get("type", ""))

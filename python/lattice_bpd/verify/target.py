@@ -30,7 +30,6 @@ from lattice_bpd.verify.call_limits import (
     find_unmasked_window,
     find_windows,
     probe_boundaries,
-    reset_frequencies,
 )
 from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_parts_refusal, find_tree_refusal
@@ -173,9 +172,15 @@ class CausalLMTarget:
         return find_parts_refusal(self) is None and self.limits.allows_parts(length)
 
     def reset_frequencies(self) -> None:
-        """Forget the lengths of earlier texts; see `call_limits.reset_frequencies`."""
+        """Return dynamic rotary frequencies to those of a model that has not read a long text.
+
+        They keep the longest length since the last call within the limit, so the output of a long
+        prompt would depend on earlier texts. A call of one token resets them.
+        """
         if self.limits.varies_from is not None:
-            reset_frequencies(self.base)
+            ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            with torch.inference_mode():
+                self.base(input_ids=ids, use_cache=False)
 
     def provide_features(self, layers: Sequence[int]) -> None:
         """Make every call return the outputs of these decoder layers; see `LMOutput.features`.
@@ -268,8 +273,6 @@ class CausalLMTarget:
 
     def refuses_tree(self) -> str | None:
         """Why tree attention (four-dimensional masks) is not possible, or None; probed once."""
-        if "tree" in self._refusals:
-            return self._refusals["tree"]
         return try_once(self._refusals, "tree", lambda: find_tree_refusal(self))
 
     def new_cache(self) -> Cache:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from types import FrameType
 from typing import Any
@@ -40,7 +41,7 @@ from lattice_bpd.decode.huggingface.checks import (
     visible_tokens,
 )
 from lattice_bpd.decode.huggingface.generate import read_config
-from lattice_bpd.decode.huggingface.prefill import Prefill, needs_prefill
+from lattice_bpd.decode.huggingface.prefill import needs_prefill, prefill
 from lattice_bpd.decode.huggingface.sampling_settings import sampling_rule
 from lattice_bpd.decode.loop.arguments import Options, ending_stream
 from lattice_bpd.decode.loop.decode import DecodeResult, check_rule, count_draft_nodes, run_loop
@@ -229,7 +230,7 @@ class CustomGenerate:
         prompts = check_prompts(drafting, rows, beyond_positions=True)
         options.max_draft_nodes = count_draft_nodes(drafter, drafting)
         if needs_prefill(drafting.target.base, model_kwargs):
-            options.prefill = Prefill(drafting, input_ids, model_kwargs, prompts.lengths)
+            options.prefill = partial(prefill, drafting, input_ids, model_kwargs, prompts.lengths)
         else:
             check_positions(rows, model_kwargs)
         return run_loop(drafting, prompts, [drafter] * len(rows), options)

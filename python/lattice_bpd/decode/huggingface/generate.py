@@ -70,18 +70,6 @@ class Request:
     acceptance: Acceptance | None
     tokenizer: Any
 
-    def __post_init__(self) -> None:
-        """Check the type of the generation config.
-
-        Raises:
-            TypeError: it is not a GenerationConfig.
-        """
-        if self.config is not None and not isinstance(self.config, GenerationConfig):
-            raise TypeError(
-                f"generate: generation_config is a {type(self.config).__name__}; expected a "
-                "GenerationConfig of transformers, such as GenerationConfig(repetition_penalty=1.2)"
-            )
-
     def prepare(self, options: dict[str, Any]) -> tuple[Prompts, Options]:
         """Prompts and options of one run, with new processors and criteria.
 
@@ -282,6 +270,11 @@ def generate(
             logprobs = check_int("generate: logprobs", logprobs, 0, target.vocab_size)
         if stop_token_ids is not None:
             stop_token_ids = check_stop_tokens(stop_token_ids, target.vocab_size)
+        if generation_config is not None and not isinstance(generation_config, GenerationConfig):
+            raise TypeError(
+                f"generate: generation_config is a {type(generation_config).__name__}; expected a "
+                "GenerationConfig of transformers, such as GenerationConfig(repetition_penalty=1.2)"
+            )
         request = Request(
             target, texts, generation_config, max_new_tokens, stop_token_ids, acceptance, tokenizer
         )

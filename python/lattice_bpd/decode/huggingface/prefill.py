@@ -29,62 +29,50 @@ PROMPT_INPUTS = frozenset(
 }  # fmt: skip
 
 
-class Prefill:
-    """Reads the prompts of `generate` by the model's own call.
+def prefill(
+    model: DraftingModel, input_ids: Tensor, inputs: dict[str, Any], lengths: Sequence[int]
+) -> tuple[LMOutput, Any]:
+    """Read the prompts of `generate` by the model's own call.
 
     Args:
         model: the target, which is replaced by a copy with the shift of these prompts.
         input_ids: (B, T) int64, padded on the left.
         inputs: further inputs that `generate` prepared.
         lengths: visible tokens of each prompt.
+
+    Returns:
+        Output of the last position and the cache; see `CausalLMTarget.read_prompts`.
+
+    Raises:
+        ValueError: positions that differ among the rows or count padding, or a prompt that takes
+            another number of cache positions than tokens.
     """
-
-    def __init__(
-        self,
-        model: DraftingModel,
-        input_ids: Tensor,
-        inputs: dict[str, Any],
-        lengths: Sequence[int],
-    ) -> None:
-        self._base, self._input_ids, self._lengths = model.target.base, input_ids, lengths
-        self._inputs = {name: value for name, value in inputs.items() if value is not None}
-        self._target = model.target = copy.copy(model.target)
-
-    def __call__(self) -> tuple[LMOutput, Any]:
-        """Output of the last position and the cache; see `CausalLMTarget.read_prompts`.
-
-        Raises:
-            ValueError: positions that differ among the rows or count padding, or a prompt that
-                takes another number of cache positions than tokens.
-        """
-        base: Any = self._base
-        cache = self._target.new_cache()
-        inputs = base.prepare_inputs_for_generation(
-            self._input_ids,
-            is_first_iteration=True,
-            **{**self._inputs, **pass_cache(base, cache), "use_cache": True},
+    target = model.target = copy.copy(model.target)
+    base: Any = target.base
+    cache, size = target.new_cache(), input_ids.shape[1]
+    given = {name: value for name, value in inputs.items() if value is not None}
+    given |= {**pass_cache(base, cache), "use_cache": True}
+    inputs = base.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **given)
+    inputs |= pass_cache(base, cache)  # some models drop an empty one (Phi-4 multimodal)
+    positions = inputs.get("position_ids")
+    if positions is None and min(lengths) < size:
+        raise ValueError(
+            f"CustomGenerate: {type(base).__name__} counts the padding of prompts as positions, so "
+            "prompts of different lengths would change each other's output; generate them one at "
+            "a time"
         )
-        inputs |= pass_cache(base, cache)  # some models drop an empty one (Phi-4 multimodal)
-        positions = inputs.get("position_ids")
-        if positions is None and min(self._lengths) < self._input_ids.shape[1]:
-            raise ValueError(
-                f"CustomGenerate: {type(base).__name__} counts the padding of prompts as "
-                "positions, so prompts of different lengths would change each other's output; "
-                "generate them one at a time"
-            )
-        self._target.shift = find_shift(base, positions, self._lengths)
-        output = call_forward(
-            base, base.get_output_embeddings(), {**inputs, "return_dict": True},
-            self._target.feature_layers, needs_hidden=False,
-        )  # fmt: skip
-        width = int(cache.get_seq_length())
-        if width != self._input_ids.shape[1]:
-            raise ValueError(
-                f"CustomGenerate: {type(base).__name__} reads {width} positions for a "
-                f"prompt of {self._input_ids.shape[1]} tokens; expected one for each token; use "
-                "the model's own generate"
-            )
-        return LMOutput(output.logits[:, -1:], output.hidden[:, -1:], output.features), cache
+    target.shift = find_shift(base, positions, lengths)
+    output = call_forward(
+        base, base.get_output_embeddings(), {**inputs, "return_dict": True},
+        target.feature_layers, needs_hidden=False,
+    )  # fmt: skip
+    width = int(cache.get_seq_length())
+    if width != size:
+        raise ValueError(
+            f"CustomGenerate: {type(base).__name__} reads {width} positions for a prompt of {size} "
+            "tokens; expected one for each token; use the model's own generate"
+        )
+    return LMOutput(output.logits[:, -1:], output.hidden[:, -1:], output.features), cache
 
 
 def shift_positions(model: DraftingModel, rules: Sequence[TextRules]) -> None:

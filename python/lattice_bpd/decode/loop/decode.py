@@ -210,25 +210,22 @@ def _check_certificate(options: Options) -> None:
         )
     if not certificate:
         return
-    rule = options.acceptance
+    rule, changed = options.acceptance, [one for one in options.rules or () if not one.is_plain]
     if not isinstance(rule, Exact):
-        raise ValueError(
-            f"decode: a certificate states whether output is plain greedy decoding, but the rule "
-            f"{rule.name!r} is not exact; leave out certificate or acceptance"
+        reason = f"the rule {rule.name!r} is not exact; leave out certificate or acceptance"
+    elif options.constraint is not None:
+        reason = "a constraint changes the output; leave out certificate or constraint"
+    elif changed:
+        names = [type(item).__name__ for item in (*changed[0].processors, *changed[0].criteria)]
+        reason = (
+            f"{', '.join(names)} of the generation config may change it; leave certificate out, or "
+            "give a generation_config= without them"
         )
-    if options.constraint is not None:
-        raise ValueError(
-            "decode: a certificate states whether output is plain greedy decoding, but a "
-            "constraint changes the output; leave out certificate or constraint"
-        )
-    for rules in options.rules or ():
-        if not rules.is_plain:
-            names = [type(item).__name__ for item in (*rules.processors, *rules.criteria)]
-            raise ValueError(
-                "decode: a certificate states whether output is plain greedy decoding, but "
-                f"{', '.join(names)} of the generation config may change it; leave certificate "
-                "out, or give a generation_config= without them"
-            )
+    else:
+        return
+    raise ValueError(
+        f"decode: a certificate states whether output is plain greedy decoding, but {reason}"
+    )
 
 
 def check_rule(acceptance: Any) -> Acceptance:
