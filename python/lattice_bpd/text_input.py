@@ -37,7 +37,9 @@ def fill_command(command: str, file: str, **values: str) -> str:
     unpack = {".gz": "gunzip -k", ".zst": "unzstd"}.get(path.suffix.lower())
     plain = str(path.with_suffix("")) if unpack else file
     command = command.format(file=shlex.quote(plain), stem=shlex.quote(str(stem)), **values)
-    return f"{unpack} {shlex.quote(file)} && {command}" if unpack else command
+    words, mark, command = command.rpartition("it: ")  # such as "convert it: "
+    first = f"{unpack} {shlex.quote(file)} && " if unpack else ""
+    return f"{words}{mark}{first}{command}"
 
 
 def _python(imports: str, rows: str) -> str:

@@ -115,6 +115,13 @@ def test_other_formats_are_named_with_a_command(reader, kind, words, tmp_path):
         READERS[reader](path, words)
 
 
+def test_the_command_unpacks_first(words, tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(FOREIGN["bzip2"][0], mtime=0))
+    command = "; unpack it: gunzip -k .*a.txt.gz && bunzip2 -k .*a.txt"
+    with pytest.raises(FormatError, match=f"{command}$"):
+        read_corpus(tmp_path / "a.txt.gz", words)
+
+
 @pytest.mark.parametrize("kind", ["bzip2", "npy", "Git LFS"])
 def test_files_of_token_ids_are_named_likewise(kind, tmp_path):
     data, name, command = FOREIGN[kind]
