@@ -139,11 +139,12 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"{given} is empty; expected text to continue")
     lm = _load_lm(args, found.folder)
     from lattice_bpd.decode import load_drafter
-    from lattice_bpd.models.checkpoint import find_stop_tokens
+    from lattice_bpd.models.checkpoint import find_stop_tokens, has_heads, load_heads
     from lattice_bpd.verify import parse_acceptance
 
     rule = parse_acceptance(args.accept)
-    heads = _load_heads(args.heads, found.folder)
+    is_given = args.heads is not None
+    heads = load_heads(args.heads or found.folder) if is_given or has_heads(found.folder) else None
     model = files.to_device(files.load_causal_lm(found))
     vocab_size = int(model.config.get_text_config().vocab_size)
     if isinstance(lm, NGramLM):
@@ -268,13 +269,6 @@ def _read_drafter(args: argparse.Namespace) -> None:
     _check_lm(args)
     if args.heads is None and has_heads(path.parent):
         args.heads = path.parent
-
-
-def _load_heads(folder: Path | None, model: Path) -> Any:
-    """The heads of --heads, or of the model's folder; None: it has none."""
-    from lattice_bpd.models.checkpoint import has_heads, load_heads
-
-    return load_heads(folder or model) if folder is not None or has_heads(model) else None
 
 
 def _load_lm(args: argparse.Namespace, directory: Path) -> Any:

@@ -146,7 +146,14 @@ def count_corpus(
     path = os.fspath(output)
     sources: list[str] = []
     if resume and Path(path).exists():
-        sources = _resume_from(path, counter, order)
+        info = read_counts_info(path)
+        if info.order != order:
+            raise ValueError(
+                f"{path}: it has counts of order {info.order}; order is {order}: resume with the "
+                "same"
+            )
+        counter.add_file(path)
+        sources += info.sources
     last_save = time.monotonic()
     saved = bool(sources)
     for source in _add_all(corpus, counter, sources, watcher):
@@ -218,16 +225,6 @@ def _add_all(
         counter.add(batch.token_ids, batch.offsets, batch.continues_previous, batch.continues_next)
         if batch.source is not None:
             yield batch.source
-
-
-def _resume_from(path: str, counter: _core.CorpusCounter, order: int) -> list[str]:
-    info = read_counts_info(path)
-    if info.order != order:
-        raise ValueError(
-            f"{path}: it has counts of order {info.order}; order is {order}: resume with the same"
-        )
-    counter.add_file(path)
-    return list(info.sources)
 
 
 def _join(sources: Sequence[str]) -> str:

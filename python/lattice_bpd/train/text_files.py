@@ -75,10 +75,9 @@ def read_pieces(
         ImportError: zstandard is not installed (extra ``train``).
     """
     blocks = _decode_blocks(file, meter)
-    first = next(blocks, None)
-    if first is not None:
-        blocks = itertools.chain([first], blocks)
-    has_lines = _has_json_lines(file, "" if first is None else first[0])
+    first = next(blocks, ("", Location(file, 1)))
+    blocks = itertools.chain([first], blocks)
+    has_lines = _has_json_lines(file, first[0])
     empty = True
     pieces = _read_jsonl(blocks, boundaries, field) if has_lines else _split(blocks, boundaries)
     for piece in pieces:

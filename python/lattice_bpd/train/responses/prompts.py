@@ -23,7 +23,6 @@ _JSON = re.compile(r"\.(json|jsonl|ndjson)(\.gz|\.zst)?$", re.IGNORECASE)
 PROBE = "0content0"  # of a message, to find what a chat template puts around it
 _PARTS = [{"type": "text", "text": PROBE}]
 _APART = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-_ROLES = ("system", "user", "assistant", "tool")  # that templates have
 _SHOWN = 20  # reasons of a report, and lines of a file for each
 _IN_ERROR = 3  # records that an error has
 
@@ -153,30 +152,20 @@ def find_usable(
     usable: list[Chat] = []
     refused: list[Skipped] = []
     repeated = 0
-    unread: set[str] = set()  # roles
     start = _find_start(tokenizer)
     for one in chats:
-        prompts = list(one.prompts())
         try:
-            texts = [format_prompt(tokenizer, prompt, chat=chat) for prompt in prompts]
+            texts = [format_prompt(tokenizer, prompt, chat=chat) for prompt in one.prompts()]
         except ValueError as error:
             refused.append(Skipped.of(one.location, error))
             continue
         usable.append(one)
-        for message in prompts[-1].messages:
-            part = _text_of(message).strip()
-            variants = part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1]
-            if message["role"] not in _ROLES and not any(map(texts[-1].text.count, variants)):
-                unread.add(str(message["role"]))
         if texts[0].uses_template and start:
             text = _text_of(one.messages[0]).removeprefix(tokenizer.bos_token or "")
             repeated += text.lstrip().startswith(start)
     if problem := find_problem(refused, len(usable)):
         raise ValueError(f"{problem}; give what the application sends, or --no-chat")
     notes = describe_skipped([*skipped, *refused], len(usable))
-    if unread:
-        roles = ", ".join(sorted(unread))
-        notes.append(f"The chat template leaves out messages of other roles: {roles}.")
     if repeated:
         notes.append(
             f"{repeated} prompts begin as the chat template does, which is applied to them "

@@ -96,8 +96,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
             line = json.loads(text)
             if not all(isinstance(line[name], list) for name in ("prompt", "response")):
                 raise TypeError("a prompt and a response of token ids")
-            known = int(line.get("limit", len(line["response"])))
-            limit = math.inf if line["ended"] else known
+            limit = math.inf if line["ended"] else int(line["limit"])
             yield {"key": str(line["key"]), "response": line["response"], "limit": limit}
         except (ValueError, TypeError, KeyError) as error:
             raise FormatError(
