@@ -28,7 +28,11 @@ ESTIMATE = "--min-counts 1,2 --smoothing absolute --unseen uniform --katz-k 3"
 ESTIMATED = {"min_counts": [1, 2], "smoothing": "absolute", "unseen": "uniform", "katz_k": 3}
 IDS = "--bos-id 3 --eos-id 2 --unk-id 1"
 NAMED = {"bos_id": 3, "eos_id": 2, "unk_id": 1}
-CORPUS = f"--tokenizer t.json --boundaries line --field body {IDS} --id-type uint32 --threads 2"
+MODEL = "--model m --trust-remote-code"
+CORPUS = (
+    f"--tokenizer t.json --vocab-size 9 --boundaries line --field body {IDS} --id-type uint32 "
+    "--threads 2"
+)
 READ = {**NAMED, "tokenizer": "t.json", "vocab_size": 9, "boundaries": "line",
         "field": "body", "id_type": "uint32", "threads": 2}  # fmt: skip
 TRAIN, CONVERT = "lattice_bpd.train.", "lattice_bpd.lm.convert."
@@ -46,19 +50,22 @@ LINES: list[tuple[str, str, dict[str, Any]]] = [
       "epochs": 0.5, "batch_size": 5, "costs": Path("z"), "seconds": 1200.0}),
     ("build m -o out --responses c --keep-heads", "lattice_bpd.cli.build.BuildJob",
      {"heads": True, "chat": True}),
-    (f"ngram train ids.npy -o out --model m --vocab-size 9 {CORPUS} {ESTIMATE} --order 2 "
-     "--memory 5M --trust-remote-code",
+    (f"ngram train ids.npy -o out {CORPUS} {ESTIMATE} --order 2 --memory 5M",
+     f"{TRAIN}Corpus {TRAIN}train_corpus", {**READ, **ESTIMATED, "order": 2, "memory": "5M"}),
+    (f"ngram train ids.npy -o out {MODEL}",
      f"lattice_bpd.cli.options.find_pretrained {TRAIN}Corpus {TRAIN}train_corpus",
-     {**READ, **ESTIMATED, "order": 2, "memory": "5M", "name": "m", "trust_remote_code": True}),
+     {"name": "m", "trust_remote_code": True, "vocab_size": 9, "order": 4}),
     ("ngram train --words ids.txt -o out --normal-form NFKC --lowercase --min-word-count 3 "
      "--vocab-size 9 --field body --boundaries paragraph", f"{TRAIN}word_corpus",
      {"inputs": ["ids.txt"], "normal_form": "NFKC", "lowercase": True, "min_word_count": 3,
       "vocab_size": 9, "field": "body", "boundaries": "paragraph"}),
     (f"ngram train in.counts -o out {ESTIMATE} --order 2 --memory 5M --threads 2",
      f"{TRAIN}train_counts", {**ESTIMATED, "order": 2, "memory": "5M", "threads": 2}),
-    (f"ngram count ids.npy -o out --model m --vocab-size 9 {CORPUS} --order 2 --memory 5M --resume "
-     "--checkpoint 7 --trust-remote-code", f"{TRAIN}Corpus {TRAIN}count_corpus",
+    (f"ngram count ids.npy -o out {CORPUS} --order 2 --memory 5M --resume --checkpoint 7",
+     f"{TRAIN}Corpus {TRAIN}count_corpus",
      {**READ, "order": 2, "memory": "5M", "resume": True, "checkpoint_minutes": 7.0}),
+    (f"ngram count ids.npy -o out {MODEL}", f"{TRAIN}Corpus {TRAIN}count_corpus",
+     {"vocab_size": 9, "order": 4}),
     ("ngram merge-counts in.counts -o out --order 2 --allow-repeats --memory 5M --threads 2",
      f"{TRAIN}merge_counts", {"order": 2, "allow_repeats": True, "memory": "5M", "threads": 2}),
     ("ngram prune in.lm -o out --theta 0.5 --prune-to 2k --min-counts 1,2 --keep-ids ids.txt "

@@ -259,27 +259,18 @@ def use_model_vocabulary(args: argparse.Namespace) -> None:
 
     Raises:
         OSError: no such folder, or it has no config.json; or the hub does not provide it.
-        ValueError: config.json without a size, or options that contradict the model.
+        ValueError: config.json without a size, or one of the two options is given too.
     """
     if args.model is None:
         return
+    for option, value in (("--tokenizer", args.tokenizer), ("--vocab-size", args.vocab_size)):
+        if value is not None:
+            raise ValueError(
+                f"{option} with --model, which has both; leave out {option}, or give --tokenizer "
+                "and --vocab-size instead of --model"
+            )
     model = find_pretrained(args.model, args.trust_remote_code)
-    size = _model_vocab_size(model)
-    if args.vocab_size not in (None, size):
-        raise ValueError(
-            f"--vocab-size is {args.vocab_size}, while {args.model} has a vocabulary of {size}; "
-            "leave out --vocab-size, or --model"
-        )
-    args.vocab_size = size
-    own = model.folder / "tokenizer.json"
-    given = None if args.tokenizer is None else Path(args.tokenizer).resolve()
-    if given is None or given in (own.resolve(), model.folder.resolve()):
-        args.tokenizer = model
-    elif own.is_file() or model.revision is not None:
-        raise ValueError(
-            f"--tokenizer is {args.tokenizer}, while {args.model} has a tokenizer.json; leave out "
-            "--tokenizer, or give --vocab-size instead of --model"
-        )
+    args.tokenizer, args.vocab_size = model, _model_vocab_size(model)
 
 
 def _model_vocab_size(model: Pretrained) -> int:
