@@ -9,6 +9,7 @@ import shlex
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -23,8 +24,6 @@ LM_MAGIC, NPY_MAGIC = b"LBPD-LM\n", b"\x93NUMPY"
 
 _CHUNK_BYTES = 1 << 16
 _HEAD_BYTES = 512
-_PRINT_ROWS = "[print(json.dumps(row, default=str)) for row in {rows}]"
-_PYTHON = "python -c 'import json, sys{imports}; " + _PRINT_ROWS + "' {{file}} > {{stem}}.jsonl"
 
 
 def fill_command(command: str, file: str, **values: str) -> str:
@@ -44,7 +43,8 @@ def fill_command(command: str, file: str, **values: str) -> str:
 
 def _python(imports: str, rows: str) -> str:
     """A command that writes the rows of a file as JSON lines."""
-    return _PYTHON.format(imports=imports, rows=rows)
+    code = f"import json, sys{imports}; [print(json.dumps(row, default=str)) for row in {rows}]"
+    return f"python -c '{code}' {{file}} > {{stem}}.jsonl"
 
 
 CSV_TO_JSONL = _python(
@@ -122,10 +122,8 @@ def read_chunks(file: str, meter: Meter | None = None) -> Iterator[bytes]:
         ImportError: zstandard is not installed (extra ``train``).
     """
     meter = meter or Meter()
-    if file == STANDARD_INPUT:
-        yield from _decompressed(_read_raw(sys.stdin.buffer, meter), file)
-        return
-    with Path(file).open("rb") as raw:
+    is_standard = file == STANDARD_INPUT
+    with nullcontext(sys.stdin.buffer) if is_standard else Path(file).open("rb") as raw:
         yield from _decompressed(_read_raw(raw, meter), file)
 
 
