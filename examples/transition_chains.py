@@ -51,7 +51,7 @@ from lattice_bpd.atomic_files import write_json
 from lattice_bpd.build.bootstrap import Interval, bootstrap_ratio
 from lattice_bpd.cli.progress import ConsoleWatcher, make_console
 from lattice_bpd.decode import DecodeState, DecodeStats, Drafter, DraftingModel, decode
-from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring
+from lattice_bpd.decode.drafters.head_candidates import LatticeDrafter
 from lattice_bpd.decode.strategies import DraftSources, make_drafter
 from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.rescore import rescore_lattice, rescore_tree
@@ -249,15 +249,14 @@ def record(
     return recorder, texts
 
 
-class WalkDrafter(Drafter):
+class WalkDrafter(LatticeDrafter):
     """The greedy walk: in each slot the candidate of the greatest score after the one before."""
 
-    def __init__(self, lm: NGramLM, config: DraftConfig) -> None:
-        self.lm, self.config = lm, config
+    strategy = "chain"
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A chain for each state."""
-        found, contexts, _ = prepare_rescoring(self.config, self.lm, states, "WalkDrafter")
+        found, contexts, _ = self.read_lattices(states)
         drafts = rescore_lattice(
             found, contexts, self.lm, num_drafts=1, objective="greedy_walk", alpha=self.config.alpha
         )
@@ -265,15 +264,14 @@ class WalkDrafter(Drafter):
         return [PrefixTree.from_drafts(state.tokens[-1], row) for state, row in rows]
 
 
-class MassWalkDrafter(Drafter):
+class MassWalkDrafter(LatticeDrafter):
     """The walk over exact prefix masses; see `walk_masses`."""
 
-    def __init__(self, lm: NGramLM, config: DraftConfig) -> None:
-        self.lm, self.config = lm, config
+    strategy = "chain"
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A chain for each state."""
-        found, contexts, _ = prepare_rescoring(self.config, self.lm, states, "MassWalkDrafter")
+        found, contexts, _ = self.read_lattices(states)
         lattice = LatticeInput(found.token_ids, found.scores).end_after(
             [state.max_draft_length for state in states]
         )

@@ -23,7 +23,7 @@ from blockwise_models import VOCAB, model_of, small_lm
 from lattice_bpd import DraftConfig, NGramLM
 from lattice_bpd.decode import CustomGenerate, TreeDrafter, generate
 from lattice_bpd.decode.drafters import MixtureDrafter, SampledTreeDrafter
-from lattice_bpd.decode.drafters import chain as sampled_drafter
+from lattice_bpd.decode.drafters import tree as sampled_drafter
 from lattice_bpd.verify import Rejection, Sampled
 from lattice_bpd.verify.acceptance import TopKMatch
 from lattice_bpd.verify.acceptance.warp import Warp

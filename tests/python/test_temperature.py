@@ -14,14 +14,13 @@ import torch
 from blockwise_models import VOCAB, looping_text, model_of
 from lattice_bpd import DraftTree, NGramLM, SampledTree, rescore_tree, sample_tree
 from lattice_bpd.decode import DecodeState, DecodeStats, TreeDrafter
-from lattice_bpd.decode.drafters.chain import SampledTreeDrafter
 from lattice_bpd.decode.drafters.target_noise import (
     WIDER,
     draft_keys,
     select_with_noise,
     target_noise,
 )
-from lattice_bpd.decode.drafters.tree import SHARPNESS
+from lattice_bpd.decode.drafters.tree import SHARPNESS, SampledTreeDrafter
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.lattice.logits import select_top_k
 from lattice_bpd.verify import PrefixTree, Rejection, Sampled

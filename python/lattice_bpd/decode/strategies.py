@@ -9,16 +9,12 @@ from typing import Any
 from torch import nn
 
 from lattice_bpd.decode.drafters.call_costs import ModelCosts
-from lattice_bpd.decode.drafters.chain import (
-    ArgmaxDrafter,
-    ChainDrafter,
-    SampledTreeDrafter,
-)
+from lattice_bpd.decode.drafters.chain import ChainDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
 from lattice_bpd.decode.drafters.mixture import MixtureDrafter
-from lattice_bpd.decode.drafters.p_best import PBestDrafter
+from lattice_bpd.decode.drafters.p_best import ArgmaxDrafter, PBestDrafter
 from lattice_bpd.decode.drafters.scorer import ScorerDrafter
-from lattice_bpd.decode.drafters.tree import TreeDrafter
+from lattice_bpd.decode.drafters.tree import SampledTreeDrafter, TreeDrafter
 from lattice_bpd.draft.config import STRATEGIES, DraftConfig
 from lattice_bpd.draft.gates import Gates
 from lattice_bpd.draft.mixture import TextStore

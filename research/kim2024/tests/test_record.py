@@ -26,7 +26,7 @@ from blockwise_models import (
 from lattice_bpd import FormatError
 from lattice_bpd.build.call_costs import measure_costs
 from lattice_bpd.decode import DraftingModel, decode
-from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
+from lattice_bpd.decode.drafters.p_best import ArgmaxDrafter
 from lattice_bpd_kim2024.record import write
 from lattice_bpd_kim2024.record.files import load_manifest, read_record
 from lattice_bpd_kim2024.record.heads import record_text, time_calls

@@ -1,21 +1,23 @@
-"""Head logits of all sequences, and the candidates of each slot."""
+"""Head logits of all sequences, the candidates of each slot, and searches of their lattices."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from lattice_bpd.decode.drafters.drafter import Drafter
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import MAX_NODES, DraftConfig
+from lattice_bpd.draft.config import MAX_NODES, DraftConfig, check_used
 from lattice_bpd.lattice.lattice_input import LatticeInput
 from lattice_bpd.lattice.logits import Candidates, select_top_k
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
+from lattice_bpd.verify.search import search_trees
 from lattice_bpd.vocabulary import check_same_ids
 
 _SPARE = 3  # searched nodes / kept nodes, where a constraint depends on the path
@@ -115,7 +117,7 @@ def find_candidates(
 
     Returns:
         Candidates (B, H, k); and whether a slot depends on the path, so that masking the candidates
-        is not enough: see `search_allowed`.
+        is not enough: see `LatticeDrafter.search`.
 
     Raises:
         ValueError: top_k out of range, NaN or +inf.
@@ -130,78 +132,86 @@ def find_candidates(
     return Candidates(np.stack(token_ids), np.stack(scores)), any(depends)
 
 
-def search_allowed(
-    states: Sequence[DecodeState],
-    search: Callable[..., list[PrefixTree]],
-    number: int,
-    max_nodes: int,
-    *,
-    depends: bool,
-) -> list[PrefixTree]:
-    """The trees of `search(number=..)`; of a wider one, cut, if constraints depend on the path.
+class LatticeDrafter(Drafter):
+    """The options and searches of drafters that rescore the heads' lattices with an n-gram LM."""
 
-    Args:
-        states: of the B sequences.
-        search: returns a tree for each of them, nodes by descending probability.
-        number: nodes or paths.
-        max_nodes: most draft tokens of a cut tree.
-        depends: see `find_candidates`.
-    """
-    if not depends:
-        return search(number=number)
-    trees = search(number=max(number, min(_SPARE * number, MAX_NODES)))
-    return [
-        tree if state.constrained is None else state.constrained.cut(tree, max_nodes)
-        for state, tree in zip(states, trees, strict=True)
-    ]
+    strategy: ClassVar[str]  # whose options it takes
 
+    def __init__(
+        self, lm: NGramLM | None, config: DraftConfig | None = None, **options: Any
+    ) -> None:
+        name = type(self).__name__
+        self.lm, self.config = lm, DraftConfig.make(name, config, options)
+        check_used(name, self.strategy, options)
 
-def prepare_rescoring(
-    config: DraftConfig,
-    lm: NGramLM | None,
-    states: Sequence[DecodeState],
-    where: str,
-    *,
-    top_k: int | None = None,
-    all_slots: bool = False,
-) -> tuple[Candidates | LatticeInput, list[list[int]], bool]:
-    """The inputs of a search of the lattices.
+    def read_lattices(
+        self, states: Sequence[DecodeState], *, top_k: int | None = None, all_slots: bool = False
+    ) -> tuple[Candidates | LatticeInput, list[list[int]], bool]:
+        """The inputs of a search.
 
-    With a constraint the candidates of a slot are selected among the allowed tokens, and transition
-    scores are not used.
+        With a constraint the candidates of a slot are selected among the allowed tokens, and
+        transition scores are not used.
 
-    Args:
-        config: options of the drafter.
-        lm: n-gram LM, or None.
-        states: of the B sequences.
-        where: the drafter's name, for error messages.
-        top_k: k; None: the config's.
-        all_slots: keep slots deeper than the longest allowed draft, so that samples do not depend
-            on the remaining length.
+        Args:
+            states: of the B sequences.
+            top_k: k; None: the config's.
+            all_slots: keep slots deeper than the longest allowed draft, so that samples do not
+                depend on the remaining length.
 
-    Returns:
-        Candidates (B, H, k), as a LatticeInput if the heads score transitions or normalization is
-        local; the last tokens of the contexts, as many as the LM uses; and
-        whether constraints depend on the path, see `search_allowed`.
+        Returns:
+            Candidates (B, H, k), as a LatticeInput if the heads score transitions or normalization
+            is local; the last tokens of the contexts, as many as the LM uses; and whether
+            constraints depend on the path, see `search`.
 
-    Raises:
-        ValueError: an LM of another vocabulary, top_k above V.
-    """
-    outputs = _read_heads(states, all_slots=all_slots)
-    start = time.perf_counter()
-    vocab_size, reach = states[0].model.vocab_size, 1
-    if lm is not None:
-        check_same_ids(where, "LM", lm.vocab_size, vocab_size)
-        reach = lm.order
-    k = config.top_k if top_k is None else top_k
-    candidates: Candidates | LatticeInput
-    depends = False
-    if isinstance(outputs, LatticeInput) and states[0].constrained is None:
-        candidates = config.lattice_of(outputs, k)
-    else:
-        logits = outputs.to_logits(vocab_size) if isinstance(outputs, LatticeInput) else outputs
-        chosen, depends = find_candidates(states, logits, k, where)
-        candidates = chosen if depends else config.lattice_of(chosen)
-    contexts = [state.tokens[-reach:] for state in states]
-    states[0].stats.lap("top_k", start)
-    return candidates, contexts, depends
+        Raises:
+            ValueError: an LM of another vocabulary, top_k above V.
+        """
+        outputs = _read_heads(states, all_slots=all_slots)
+        start, where = time.perf_counter(), type(self).__name__
+        vocab_size, reach = states[0].model.vocab_size, 1
+        if self.lm is not None:
+            check_same_ids(where, "LM", self.lm.vocab_size, vocab_size)
+            reach = self.lm.order
+        k = self.config.top_k if top_k is None else top_k
+        candidates: Candidates | LatticeInput
+        depends = False
+        if isinstance(outputs, LatticeInput) and states[0].constrained is None:
+            candidates = self.config.lattice_of(outputs, k)
+        else:
+            logits = outputs.to_logits(vocab_size) if isinstance(outputs, LatticeInput) else outputs
+            chosen, depends = find_candidates(states, logits, k, where)
+            candidates = chosen if depends else self.config.lattice_of(chosen)
+        contexts = [state.tokens[-reach:] for state in states]
+        states[0].stats.lap("top_k", start)
+        return candidates, contexts, depends
+
+    def search(
+        self, states: Sequence[DecodeState], kind: Literal["tree", "drafts", "chain"],
+        number: int = 1, temperature: float = 1.0,
+    ) -> list[PrefixTree]:  # fmt: skip
+        """The tree of each state, see `search_trees`.
+
+        If constraints depend on the path, a wider search is cut to what they allow.
+
+        Args:
+            states: of the B sequences.
+            kind: see `search_trees`.
+            number: nodes of a tree, or drafts.
+            temperature: divides scores and alpha.
+        """
+        candidates, contexts, depends = self.read_lattices(states)
+        with states[0].stats.stage("rescore"):
+            trees = search_trees(
+                candidates, contexts, self.lm, [state.max_draft_length for state in states],
+                kind=kind, alpha=self.config.alpha, temperature=temperature,
+                number=max(number, min(_SPARE * number, MAX_NODES)) if depends else number,
+            )  # fmt: skip
+            if not depends:
+                return trees
+            # Drafts share about half of their nodes.
+            drafts_nodes = (number + 1) * candidates.token_ids.shape[1] // 2
+            max_nodes = number if kind == "tree" else drafts_nodes
+            return [
+                tree if state.constrained is None else state.constrained.cut(tree, max_nodes)
+                for state, tree in zip(states, trees, strict=True)
+            ]

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring, search_allowed
+from lattice_bpd.decode.drafters.head_candidates import LatticeDrafter
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import DraftConfig, check_used
-from lattice_bpd.lattice.lattice_input import LatticeInput
-from lattice_bpd.lattice.logits import Candidates
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.search import search_trees
 
 
-class PBestDrafter(Drafter):
+class PBestDrafter(LatticeDrafter):
     """The p best paths through the top-k lattice under heads + alpha * n-gram LM.
 
     Args:
@@ -35,37 +29,24 @@ class PBestDrafter(Drafter):
     Source: Kim et al. 2024, section 7.2.
     """
 
+    strategy = "p_best"
+
     def __init__(
         self, lm: NGramLM | None, config: DraftConfig | None = None, **options: Any
     ) -> None:
-        self.lm, self.config = lm, DraftConfig.make("PBestDrafter", config, options)
-        check_used("PBestDrafter", "p_best", options)
+        super().__init__(lm, config, **options)
         self.num_drafts = 1 if self.config.strategy == "ngram" else self.config.num_drafts
 
     def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
         """A tree of p drafts for each state."""
-        candidates, contexts, depends = prepare_rescoring(
-            self.config, self.lm, states, "PBestDrafter"
-        )
-        search = partial(
-            search_lists, states, candidates, contexts, self.lm, "rescore", alpha=self.config.alpha
-        )
-        # Drafts share about half of their nodes.
-        most = (self.num_drafts + 1) * candidates.token_ids.shape[1] // 2
-        return search_allowed(states, search, self.num_drafts, most, depends=depends)
+        return self.search(states, "drafts", self.num_drafts)
 
 
-def search_lists(
-    states: Sequence[DecodeState],
-    candidates: Candidates | LatticeInput,
-    contexts: Sequence[Sequence[int]],
-    lm: NGramLM | None,
-    stage: str,
-    **options: Any,
-) -> list[PrefixTree]:
-    """The tree of each lattice, see `search_trees`; counts its time."""
-    start = time.perf_counter()
-    lengths = [state.max_draft_length for state in states]
-    trees = search_trees(candidates, contexts, lm, lengths, **{"kind": "drafts", **options})
-    states[0].stats.lap(stage, start)
-    return trees
+class ArgmaxDrafter(PBestDrafter):
+    """One draft: the most likely token of each head (smallest id among equals).
+
+    Source: Stern et al. 2018; Kim et al. 2024, algorithm 1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None, DraftConfig("ngram", top_k=1))

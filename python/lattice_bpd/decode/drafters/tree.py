@@ -1,44 +1,43 @@
-"""The most probable prefixes of all paths through the lattice, as one tree."""
+"""Trees of the lattice's paths: their most probable prefixes, or sampled ones."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lattice_bpd.decode.drafters.drafter import Drafter
-from lattice_bpd.decode.drafters.head_candidates import prepare_rescoring, search_allowed
+from lattice_bpd.decode.drafters.head_candidates import LatticeDrafter
 from lattice_bpd.decode.drafters.target_noise import (
     WIDER,
+    draft_keys,
     sampling_temperature,
     select_with_noise,
     target_noise,
 )
 from lattice_bpd.decode.state.sequence import DecodeState
-from lattice_bpd.draft.config import DraftConfig, check_used
+from lattice_bpd.draft.config import DraftConfig
 from lattice_bpd.draft.sampled_tree import SampledTree, SharedNoise, sample_tree
 from lattice_bpd.lm.ngram import NGramLM
 from lattice_bpd.verify.prefix_tree import PrefixTree
-from lattice_bpd.verify.search import search_trees
 
 SHARPNESS = 0.5  # see SharedNoise
 
 
-class LatticeTreeDrafter(Drafter):
+class LatticeTreeDrafter(LatticeDrafter):
     """The options of drafters that build one tree of a lattice.
 
     Attributes:
         max_nodes: N; may be changed between steps.
     """
 
+    strategy = "tree"
+
     def __init__(
         self, lm: NGramLM | None, config: DraftConfig | None = None, **options: Any
     ) -> None:
-        self.lm, self.config = lm, DraftConfig.make(type(self).__name__, config, options)
-        check_used(type(self).__name__, "tree", options)
+        super().__init__(lm, config, **options)
         self.max_nodes = self.config.tree_nodes
 
 
@@ -70,26 +69,15 @@ class TreeDrafter(LatticeTreeDrafter):
             temperature *= sampling_temperature(states)
         if noise is not None:
             return self._with_noise(states, noise, temperature)
-        candidates, contexts, depends = prepare_rescoring(
-            self.config, self.lm, states, "TreeDrafter"
-        )
-        lengths = [state.max_draft_length for state in states]
-        search = partial(
-            search_trees, candidates, contexts, self.lm, lengths,
-            alpha=self.config.alpha, temperature=temperature,
-        )  # fmt: skip
-        with first.stats.stage("rescore"):
-            return search_allowed(states, search, self.max_nodes, self.max_nodes, depends=depends)
+        return self.search(states, "tree", self.max_nodes, temperature)
 
     def _with_noise(
         self, states: Sequence[DecodeState], noise: SharedNoise, temperature: float
     ) -> list[PrefixTree]:
         """Trees given the noise of the target's next samples."""
         top_k = self.config.top_k
-        candidates, contexts, _ = prepare_rescoring(
-            self.config, self.lm, states, "TreeDrafter",
-            top_k=min(WIDER * top_k, states[0].model.vocab_size),
-        )  # fmt: skip
+        wide = min(WIDER * top_k, states[0].model.vocab_size)
+        candidates, contexts, _ = self.read_lattices(states, top_k=wide)
         start = time.perf_counter()
         batch = sample_tree(
             select_with_noise(candidates.at_temperature(temperature), noise, top_k),
@@ -102,6 +90,31 @@ class TreeDrafter(LatticeTreeDrafter):
         trees = [row_tree(batch, row, state) for row, state in enumerate(states)]
         states[0].stats.lap("rescore", start)
         return trees
+
+
+class SampledTreeDrafter(LatticeTreeDrafter):
+    """Paths sampled from the lattice's joint distribution without replacement, as one tree.
+
+    The joint distribution is taken at the target's sampling temperature. With
+    `acceptance=lattice_bpd.verify.Rejection(...)` the output has the distribution of plain
+    sampling; other rules treat the tree as a list of drafts.
+
+    Args:
+        lm: n-gram LM over the target's token ids, or None: independent heads.
+        config: options; None: the defaults.
+        options: as those of `TreeDrafter`.
+    """
+
+    def propose(self, states: Sequence[DecodeState]) -> list[PrefixTree]:
+        """A tree of N draft tokens for each state; see `sample_tree`."""
+        candidates, contexts, _ = self.read_lattices(states, all_slots=True)
+        with states[0].stats.stage("rescore"):
+            temperature = self.config.temperature * sampling_temperature(states)
+            batch = sample_tree(
+                candidates.at_temperature(temperature), contexts, self.lm, seed=draft_keys(states),
+                max_nodes=self.max_nodes, alpha=self.config.alpha / temperature,
+            )  # fmt: skip
+            return [row_tree(batch, row, state) for row, state in enumerate(states)]
 
 
 def row_tree(batch: SampledTree, row: int, state: DecodeState) -> PrefixTree:

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from lattice_bpd.decode.drafters.chain import SampledTreeDrafter
 from lattice_bpd.decode.drafters.drafter import Drafter, NoDrafter
-from lattice_bpd.decode.drafters.tree import TreeDrafter
+from lattice_bpd.decode.drafters.tree import SampledTreeDrafter, TreeDrafter
 from lattice_bpd.decode.huggingface.generate import generate
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel

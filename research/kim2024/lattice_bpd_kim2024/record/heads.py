@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lattice_bpd.build.call_costs import context_length, measure_costs, now, token_text
-from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
+from lattice_bpd.decode.drafters.p_best import ArgmaxDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel, HiddenStateHeads
 from lattice_bpd.decode.state.sequence import DecodeState

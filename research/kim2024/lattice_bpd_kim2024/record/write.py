@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lattice_bpd.decode.drafters.chain import ArgmaxDrafter
+from lattice_bpd.decode.drafters.p_best import ArgmaxDrafter
 from lattice_bpd.decode.loop.decode import decode
 from lattice_bpd.decode.state.model import DraftingModel
 from lattice_bpd.extensions import require
