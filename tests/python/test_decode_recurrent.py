@@ -43,7 +43,8 @@ def test_states_after_a_rejected_draft_are_those_of_the_accepted_tokens(kind):
         first = verify_trees(target, state, [tree]).sequences[0]
         assert (first.token_ids, first.accept_length) == (output[1:4], 2)
         assert (state.lengths, state.pending) == ([16], output[1:3])
-        second = state.read(target, *state.lay_out([output[3]], target.device))
+        ids, positions, _ = state.lay_out([PrefixTree([output[3]], [-1])], target.device)
+        second = state.read(target, ids, positions)
         assert state.lengths == [16]
         ids = torch.tensor([[*PROMPTS[0], *output[:4]]])
         wanted, _ = target.read_prompts(ids)

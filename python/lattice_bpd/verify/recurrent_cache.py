@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import Cache
@@ -31,6 +33,7 @@ from lattice_bpd.models.forward import LMOutput
 from lattice_bpd.models.hooks import as_own, in_this_thread
 from lattice_bpd.models.model_facts import facts_of
 from lattice_bpd.verify.memory import describe_lack_of_memory, is_lack_of_memory
+from lattice_bpd.verify.prefix_tree import PrefixTree
 from lattice_bpd.verify.rounding import read_tokens, texts_match
 
 StateKey = tuple[int, int]  # layer, number of the state in that layer
@@ -177,17 +180,27 @@ class RecurrentCache:
     def source_of(self, number: int) -> None:
         """None: there is no encoder."""
 
-    def lay_out(self, token_ids: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Ids and positions of the next call, both (1, P + T) int64: the P pending tokens first.
+    def lay_out(
+        self, trees: Sequence[PrefixTree], device: torch.device
+    ) -> tuple[Tensor, Tensor, npt.NDArray[np.int64]]:
+        """The next call: the pending tokens, the exact token and the only draft.
 
-        Args:
-            token_ids: the exact token, then the draft.
-            device: of the target.
+        Returns:
+            Ids and positions, both (1, P + T) int64, and the indices (T,) of the tree's nodes.
+
+        Raises:
+            ValueError: several texts or drafts.
         """
+        if len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
+            raise ValueError(
+                "verify: the target keeps a recurrent state, which cannot branch; expected one "
+                "text with one draft (PrefixTree.best_chain)"
+            )
+        token_ids, count = trees[0].token_ids, len(self.pending)
         self._draft = token_ids[1:]
         ids = torch.tensor([[*self.pending, *token_ids]], device=device)
-        start = self.lengths[0] - len(self.pending)
-        return ids, torch.arange(start, start + ids.shape[1], device=device)[None]
+        start, size = self.lengths[0] - count, ids.shape[1]
+        return ids, torch.arange(start, start + size, device=device)[None], np.arange(count, size)
 
     def read(self, target: Any, input_ids: Tensor, position_ids: Tensor | None) -> LMOutput:
         """One call of the target over what `lay_out` returned."""

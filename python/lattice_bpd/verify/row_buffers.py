@@ -119,10 +119,9 @@ class Stack:
         if end > self.capacity:
             growth = max(_MIN_GROWTH, self.capacity // 2)
             self.reserve(rows, max(end, self.capacity + growth), call.width)
-        split = _by_index if torch.is_grad_enabled() else torch.unbind
         views = [buffer[:, :rows, :, :end] for buffer in self.buffers]
-        after = None if start < 0 else [split(part[:, :, :, start:]) for part in views]
-        parts = [split(part) for part in views], after
+        after = None if start < 0 else [part[:, :, :, start:].unbind() for part in views]
+        parts = [part.unbind() for part in views], after
         self._views = (rows, start, end, self.buffers[0]), parts
         return parts
 
@@ -267,11 +266,6 @@ def zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
         return like.new_zeros(shape)
     memory = np.zeros(math.prod(shape) * like.itemsize, np.uint8)
     return torch.from_numpy(memory).view(like.dtype).view(shape)
-
-
-def _by_index(buffer: Tensor) -> tuple[Tensor, ...]:
-    """The entries of the first axis; autograd forbids writes to the views of `unbind`."""
-    return tuple(buffer[number] for number in range(len(buffer)))
 
 
 def move_on_device(

@@ -35,8 +35,6 @@ from lattice_bpd.verify.memory import describe_lack_of_memory, try_once
 from lattice_bpd.verify.probes import find_parts_refusal, find_tree_refusal
 from lattice_bpd.verify.recurrent_cache import Mixers, States, find_mixers, keeps_states
 
-Mask = Tensor | dict[str, Tensor]
-
 
 class CausalLMTarget:
     """Any decoder-only LM of `transformers` as a target.
@@ -123,7 +121,7 @@ class CausalLMTarget:
             return self.read_segments(input_ids, cache, position_ids, 0)[0]
         inputs = self._inputs(input_ids, cache, position_ids)
         if attention_mask is not None:
-            mask: Mask = attention_mask
+            mask: Any = attention_mask
             if windowed_mask is not None and attention_mask.ndim > 2:
                 both = {"full_attention": attention_mask, "sliding_attention": windowed_mask}
                 mask = both if self.windows.mixed else windowed_mask
@@ -273,6 +271,8 @@ class CausalLMTarget:
 
     def refuses_tree(self) -> str | None:
         """Why tree attention (four-dimensional masks) is not possible, or None; probed once."""
+        if "tree" in self._refusals:
+            return self._refusals["tree"]
         return try_once(self._refusals, "tree", lambda: find_tree_refusal(self))
 
     def new_cache(self) -> Cache:

@@ -83,7 +83,7 @@ class Call(NamedTuple):
 
 def verify_trees(
     target: Any,
-    state: Rows | RecurrentCache,
+    state: Any,
     trees: list[PrefixTree],
     *,
     layout: str = "auto",
@@ -96,8 +96,8 @@ def verify_trees(
 
     Args:
         target: the target.
-        state: covers y_1..y_t of each sequence. Afterwards it covers y_{t+1} and the accepted
-            tokens as well; the bonus token is not in it yet.
+        state: Rows or a RecurrentCache that covers y_1..y_t of each sequence. Afterwards it covers
+            y_{t+1} and the accepted tokens as well; the bonus token is not in it yet.
         trees: the exact token and the drafts of each sequence.
         layout: "tree", "rows", or "auto": the one with fewer tokens to compute; "rows" if equal, as
             it needs no mask, or if the target does not support trees.
@@ -122,12 +122,11 @@ def verify_trees(
                 heads=heads,
             )  # fmt: skip
     follow: Any = follow_greedy if selectors is None else partial(run_selectors, selectors)
-    rows: Any = state  # a RecurrentCache has the methods for layout "rows"
     read = None
-    if rows.recorded is not None and layout != "rows":
-        read = _replay(target, rows, trees, num_predictions, heads, keeps=selectors is None)
+    if state.recorded is not None and layout != "rows":
+        read = _replay(target, state, trees, num_predictions, heads, keeps=selectors is None)
     if read is None:
-        read = _call_target(target, rows, trees, layout, num_predictions)
+        read = _call_target(target, state, trees, layout, num_predictions)
     output, indices = read.output, read.indices
     if read.token_ids is not None and selectors is None:
         followed = follow_tokens(read.token_ids, trees, output.logits, indices)
@@ -146,16 +145,16 @@ def verify_trees(
     if features is not None or keep_hidden:
         for number, (nodes, _, _) in enumerate(followed):
             index_of = logits_index(indices, number, shape[1])
-            read_at = [index_of(node) for node in nodes]
-            verified[number].features = None if features is None else features[read_at]
-            verified[number].states = hidden[read_at] if keep_hidden else None
+            rows = [index_of(node) for node in nodes]
+            verified[number].features = None if features is None else features[rows]
+            verified[number].states = hidden[rows] if keep_hidden else None
     if read.is_kept:
-        rows.extend([len(nodes) for nodes, _, _ in followed])
+        state.extend([len(nodes) for nodes, _, _ in followed])
     elif read.layout == "tree":
-        rows.keep_nodes([nodes for nodes, _, _ in followed])
+        state.keep_nodes([nodes for nodes, _, _ in followed])
     else:
         kept = [end // shape[1] for _, _, end in followed]
-        rows.keep_rows(kept, [len(nodes) for nodes, _, _ in followed])
+        state.keep_rows(kept, [len(nodes) for nodes, _, _ in followed])
     return BatchVerification(
         verified, read.layout, read.seconds, tuple(shape), read.predict_seconds
     )
@@ -213,10 +212,11 @@ def _call_target(
 ) -> _Read:
     """A call of the target; see `verify_trees`."""
     layout = choose_layout(target, trees, layout)
-    lay_out: Any = lay_out_tree if layout == "tree" else lay_out_rows
     if isinstance(state, RecurrentCache):
-        lay_out = lay_out_chain
-    call: Call = lay_out(target, state, trees)
+        ids, positions, indices = state.lay_out(trees, target.device)
+        call = Call(ids, positions, None, None, None, [indices])
+    else:
+        call = (lay_out_tree if layout == "tree" else lay_out_rows)(target, state, trees)
     try:
         if call.sequences is not None:
             state.branch(call.sequences)
@@ -229,8 +229,7 @@ def _call_target(
     predictions: list[Any] = [None] * len(trees)
     if num_predictions:  # before selectors, which may change logits
         predictions = select_predictions(trees, output.logits, call.indices, num_predictions)
-    predict_seconds = time.perf_counter() - start
-    return _Read(output, call.indices, predictions, layout, seconds, predict_seconds)
+    return _Read(output, call.indices, predictions, layout, seconds, time.perf_counter() - start)
 
 
 def lay_out_tree(target: Any, state: Rows, trees: list[PrefixTree]) -> Call:
@@ -268,18 +267,6 @@ def lay_out_rows(target: Any, state: Rows, trees: list[PrefixTree]) -> Call:
     attends = np.tri(size, dtype=np.bool_)[None].repeat(len(ids), axis=0)
     masks = mask_attention(target, state, attends, position_ids, sequences)
     return Call(input_ids, position_ids, *masks, repeats, indices)
-
-
-def lay_out_chain(target: Any, state: RecurrentCache, trees: list[PrefixTree]) -> Call:
-    """The only draft of one text, after the tokens that are read again."""
-    if len(trees) != 1 or trees[0].max_depth + 1 != len(trees[0]):
-        raise ValueError(
-            "verify: the target keeps a recurrent state, which cannot branch; expected one text "
-            "with one draft (PrefixTree.best_chain)"
-        )
-    first = len(state.pending)
-    inputs = state.lay_out(trees[0].token_ids, target.device)
-    return Call(*inputs, None, None, None, [np.arange(first, first + len(trees[0]))])
 
 
 def choose_layout(target: Any, trees: list[PrefixTree], layout: str = "auto") -> str:

@@ -312,6 +312,7 @@ def _finish(tree: PrefixTree | None, state: DecodeState, drafter: Drafter) -> Pr
     if state.is_chain and tree.max_depth + 1 < len(tree):
         tree = tree.best_chain()
         state.stats.flattened_trees += target.is_recurrent
-    tree = target.limits.cut(tree)
+    if target.limits.capacity is not None:
+        tree = target.limits.cut(tree)
     state.stats.verified_tokens += len(tree) - 1
     return tree
