@@ -41,20 +41,3 @@ def test_masked_tokens_are_left_out_and_a_slot_without_others_ends_the_lattice()
     assert (none.num_slots, none.num_paths, none.token_ids) == (0, 0, [])
     with pytest.raises(ValueError, match="nan of token 7 in slot 4"):
         SausageLattice([*slots, ([7], [np.nan])])
-
-
-def test_dot_quotes_words() -> None:
-    words = ['say "hi"', "back\\slash", "new\nline"]
-    text = SausageLattice([([0, 1, 2], [2, 1, 0])]).to_dot(words)
-    assert r'"say \"hi\" 2.00"' in text
-    assert r'"back\\slash 1.00"' in text
-    assert r'"new\nline 0.00"' in text
-
-
-def test_dot_has_an_arc_for_each_candidate() -> None:
-    dot = SausageLattice([([1, 2], [0.5, 1.0]), ([3], [0.25])]).to_dot()
-    assert [line.strip() for line in dot.splitlines() if "->" in line] == [
-        '0 -> 1 [label="2 1.00", style=bold];',
-        '0 -> 1 [label="1 0.50"];',
-        '1 -> 2 [label="3 0.25", style=bold];',
-    ]

@@ -13,7 +13,6 @@ from lattice_bpd import _core
 from lattice_bpd.extensions import require
 from lattice_bpd.lattice.logits import Float32Array, Int32Array, check_shape, select_top_k
 from lattice_bpd.token_ids import check_has_values, to_token_ids
-from lattice_bpd.vocabulary import Vocab, read_words
 
 _SHOWN = 4  # slots and candidates that repr prints
 
@@ -96,32 +95,13 @@ class SausageLattice:
         """The lattice as a ``pywrapfst.VectorFst`` over standard arcs.
 
         States 0..H form a chain, state H is final; labels are token id + 1, weights are -score.
-        Without slots there are no states.
+        Without slots there are no states. Its method ``draw`` writes Graphviz text.
 
         Raises:
             ImportError: pywrapfst is not installed (extra ``openfst``).
         """
         pywrapfst = require("pywrapfst", "openfst")
         return pywrapfst.Fst.read_from_string(self._core.to_fst_bytes())
-
-    def to_dot(self, vocab: Vocab | None = None) -> str:
-        """The lattice as Graphviz text, for ``dot -Tsvg``, laid out from left to right.
-
-        Args:
-            vocab: The word of each token id, see :func:`lattice_bpd.lm.read_words`; default:
-                token ids.
-        """
-        words = None if vocab is None else read_words(vocab)
-        lines = ["digraph lattice {", "  rankdir=LR; node [shape=circle];"]
-        for slot, (ids, scores) in enumerate(zip(self.token_ids, self.scores, strict=True)):
-            for rank, (token_id, score) in enumerate(zip(ids, scores, strict=True)):
-                text = str(token_id) if words is None else words[token_id]
-                text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-                style = "" if rank else ", style=bold"
-                label = f'label="{text} {float(score):.2f}"{style}'
-                lines.append(f"  {slot} -> {slot + 1} [{label}];")
-        lines += [f"  {self.num_slots} [shape=doublecircle];", "}"]
-        return "\n".join(lines) + "\n"
 
     def __repr__(self) -> str:
         """Slots with their best candidates, one per line."""

@@ -52,11 +52,6 @@ class NeuralScorer(TransitionScorer):
         self.vocab_size = self.reader.model.vocab_size
         self._kept: NeuralState | None = None
 
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the model, tied ones counted once."""
-        return sum(weight.numel() for weight in self.reader.model.base.parameters())
-
     @torch.inference_mode()
     def start(self, contexts: Sequence[Sequence[int]]) -> NeuralState:
         """See TransitionScorer; contexts of one token or more.

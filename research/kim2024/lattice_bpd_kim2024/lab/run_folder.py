@@ -161,7 +161,7 @@ def _describe_scorers(
     scorers: Mapping[str, NeuralScorer], files: Mapping[str, str]
 ) -> dict[str, Any]:
     return {
-        name: {"file": files.get(name), "num_parameters": scorer.num_parameters}
+        name: {"file": files.get(name), "num_parameters": scorer.reader.model.base.num_parameters()}
         for name, scorer in scorers.items()
     }
 
