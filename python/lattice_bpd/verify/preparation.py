@@ -54,7 +54,8 @@ def find_reread(target: Any, prompt: Sequence[int], length: int, *, is_read: boo
         ValueError: the method prepares other inputs than tokens, positions, mask and cache.
     """
     base, reread, first = target.base, None, len(prompt)
-    if not overrides_preparation(base):
+    own = getattr(type(base), _METHOD, None)
+    if _METHOD not in vars(base) and own in (None, getattr(GenerationMixin, _METHOD)):
         return None
     near = {named + offset for named in named_boundaries(base) for offset in (0, 1, 2)}
     lengths = {first + 1, *(n for n in near if first < n <= length)}
@@ -70,12 +71,6 @@ def find_reread(target: Any, prompt: Sequence[int], length: int, *, is_read: boo
                 "and the cache; use the model's own generate"
             )
     return reread
-
-
-def overrides_preparation(base: Any) -> bool:
-    """Whether a model has a method of its own instead of that of `GenerationMixin`."""
-    own = getattr(type(base), _METHOD, None)
-    return _METHOD in vars(base) or own not in (None, GenerationMixin.prepare_inputs_for_generation)
 
 
 def _prepare(base: Any, text: list[int], shift: int, *, is_first: bool) -> str:

@@ -400,7 +400,8 @@ def _results(engine: Engine, states: Sequence[DecodeState], prompts: Prompts) ->
     results = []
     for number, (state, prompt) in enumerate(zip(states, prompts.tokens, strict=True)):
         state.stats.seconds = dict(shares)
-        state.stats.count_relaxed(getattr(state.selector, "regrets", ()))
+        selector = getattr(state.selector, "selector", state.selector)  # of the rule
+        state.stats.count_relaxed(getattr(selector, "regrets", ()))
         result = DecodeResult(
             state.new_tokens, state.finish or "length", state.stats, rule.name, rule.lossless
         )
@@ -417,10 +418,9 @@ def _results(engine: Engine, states: Sequence[DecodeState], prompts: Prompts) ->
         if options.records is not None:
             logprobs = options.records[number].logprobs
             result.logprobs = None if logprobs is None else logprobs[: len(result.token_ids)]
-        margins = getattr(state.selector, "selector", state.selector)
-        if isinstance(margins, MarginSelector):
+        if isinstance(selector, MarginSelector):
             result.certificate = certify(
-                model, prompt, result.token_ids, margins, engine.shapes, len(states), state.source,
+                model, prompt, result.token_ids, selector, engine.shapes, len(states), state.source,
                 cpu_kernels=options.cpu_kernels,
             )  # fmt: skip
             if result.certificate.verdict == "different" and options.certificate != "report":

@@ -187,11 +187,6 @@ class ProcessedSelector:
         self._ids = rules.prompt.new_zeros((1, self._length + rules.max_new_tokens))
         self._ids[0, : self._length] = rules.prompt
 
-    @property
-    def regrets(self) -> Any:
-        """Regrets of the rule's selector; empty if it records none."""
-        return getattr(self.selector, "regrets", ())
-
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int | None:
         """See `lattice_bpd.verify.greedy.TokenSelector`.
 
@@ -211,7 +206,7 @@ class ProcessedSelector:
             self._records.add(processed, token, self.selector)
         self._ids[0, self._length] = token
         self._length, self.count = self._length + 1, self.count + 1
-        self.ended = self._is_ended()
+        self.ended = bool(self._criteria(self._prefix(), self._recorded()).all())
         if self._batch is not None:
             self._batch.add(self._number, logits, processed, token)
         return token
@@ -233,9 +228,6 @@ class ProcessedSelector:
             what = f"they fail on one row ({type(error).__name__}: {error})"
             raise self._batch.refusal(what) from error
         return processed
-
-    def _is_ended(self) -> bool:
-        return bool(self._criteria(self._prefix(), self._recorded()).all())
 
     def _recorded(self) -> Any:
         """The scores of all steps, (1, V) each, as `generate` passes them to criteria, or None."""
