@@ -65,17 +65,15 @@ _RECORDED = ("scores", "logits")  # outputs of each step that `generate` may ret
 
 
 def find_arguments(method: Any) -> dict[str, Any]:
-    """`streamer` and `assistant_model` of the `generate` call that calls `method`, else empty.
+    """The arguments of the `generate` call that calls `method`, else empty.
 
     transformers 5.20 puts the prompt into `streamer`, but passes neither it nor `assistant_model`
     to the callable, so they are read from the frame of the call.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _GENERATE:
-            arguments = frame.f_locals
-            if arguments.get("custom_generate") is method:
-                return {name: arguments.get(name) for name in ("streamer", "assistant_model")}
+        if frame.f_code is _GENERATE and frame.f_locals.get("custom_generate") is method:
+            return dict(frame.f_locals)
         frame = frame.f_back
     return {}
 

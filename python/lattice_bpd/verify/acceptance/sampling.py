@@ -85,7 +85,17 @@ class _Sampling:
 
 
 class _TextState:
-    """What both selectors keep of their text."""
+    """What both selectors keep of their text.
+
+    Args:
+        warp: the distribution to sample from.
+        key: of the random numbers, which must differ from that of sampled drafts.
+        is_warped: whether `choose` gets logits that are warped already.
+
+    Attributes:
+        warp: see Args, as for key.
+        position: tokens selected so far, the position of the next one.
+    """
 
     ended = False
 
@@ -128,18 +138,7 @@ class Sampled(_Sampling):
 
 
 class SampledSelector(_TextState):
-    """Samples the tokens of one text; see Sampled.
-
-    Args:
-        warp: the distribution to sample from.
-        key: of the noise.
-        is_warped: whether `choose` gets logits that are warped already.
-
-    Attributes:
-        warp: the distribution to sample from.
-        key: of the noise.
-        position: tokens sampled so far, the position of the next one.
-    """
+    """Samples the tokens of one text; see Sampled."""
 
     def choose(self, logits: Tensor, candidates: DraftCandidates) -> int:  # noqa: ARG002
         """See `lattice_bpd.verify.greedy.TokenSelector`."""
@@ -216,17 +215,7 @@ class Rejection(_Sampling):
 
 
 class RejectionSelector(_TextState):
-    """Accepts and samples the tokens of one text; see Rejection.
-
-    Args:
-        warp: the distribution to sample from.
-        key: of the random numbers; the drafts' key must differ.
-        lenience: see Rejection.
-
-    Attributes:
-        warp: see Args, as for key.
-        position: tokens selected so far.
-    """
+    """Accepts and samples the tokens of one text, with the lenience of the rule; see Rejection."""
 
     def __init__(self, warp: Warp, key: int, lenience: float = 1.0) -> None:
         super().__init__(warp, key)
