@@ -80,13 +80,13 @@ def prefixes_of(tree) -> list[tuple[int, ...]]:
 
 @torch.inference_mode()
 def logits_behind(model, tokens):
-    return model.base(input_ids=torch.tensor([tokens])).logits[0, -1]
+    return model(input_ids=torch.tensor([tokens])).logits[0, -1]
 
 
 @pytest.mark.parametrize("shape", ["chain", "beam"])
 def test_the_target_as_its_own_draft_model_is_always_right(shape):
     model = trained_model()
-    drafter = drafter_of(model, shape)
+    drafter = drafter_of(model.base, shape)
     found = decode(model.base, PROMPTS[0], drafter, max_new_tokens=26)
     assert found.stats.accept_lengths == [0, *[4] * 5][1:]
     assert found.stats.target_calls == 6
@@ -94,7 +94,7 @@ def test_the_target_as_its_own_draft_model_is_always_right(shape):
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_logits_behind_a_rolled_back_cache_are_those_of_a_fresh_read(kind):
-    rng, model = np.random.default_rng(3), random_model(kind)
+    rng, model = np.random.default_rng(3), random_model(kind).base
     reader, kept = DraftReader(model, "test"), None
     texts = [rng.integers(0, VOCAB, size).tolist() for size in (14, 1, 6)]
     for step in range(6):
@@ -119,7 +119,7 @@ def test_logits_behind_a_rolled_back_cache_are_those_of_a_fresh_read(kind):
 def test_logits_ahead_are_those_of_a_fresh_read(kind):
     #  behind the text: 4 - 5 - 6   and   7 - 8
     #                    `-- 9
-    model = random_model(kind)
+    model = random_model(kind).base
     forest = PrefixTree([4, 7, 5, 9, 8, 6], [-1, -1, 0, 0, 1, 2])
     ways = [[4], [7], [4, 5], [4, 9], [7, 8], [4, 5, 6]]
     reader, kept = DraftReader(model, "test"), None
@@ -147,9 +147,9 @@ def fresh_path(model, tokens, depth, top_k):
 
 @pytest.mark.parametrize("max_nodes", ["auto", 9])
 def test_a_number_of_nodes_makes_a_tree(max_nodes):
-    small, wanted = random_model("gpt2"), "chain" if max_nodes == "auto" else "beam"
+    small, wanted = random_model("gpt2").base, "chain" if max_nodes == "auto" else "beam"
     config = DraftConfig("draft_model", top_k=4, draft_length=4, max_nodes=max_nodes)
-    drafter = make_drafter(config, DraftSources(small.base))
+    drafter = make_drafter(config, DraftSources(small))
     tree, expected = (tree_of(one, PROMPTS[0]) for one in (drafter, drafter_of(small, wanted)))
     assert (tree.token_ids, tree.parents) == (expected.token_ids, expected.parents)
     assert drafter.max_nodes == (4 if wanted == "chain" else 9)
@@ -157,7 +157,7 @@ def test_a_number_of_nodes_makes_a_tree(max_nodes):
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, VOCAB), (2.5, VOCAB), (1.5, 5)])
 def test_a_beam_holds_the_most_probable_prefixes(temperature, top_k):
-    small, prompt = random_model("llama", 1), PROMPTS[1]
+    small, prompt = random_model("llama", 1).base, PROMPTS[1]
 
     def children(tokens):
         scaled = logits_behind(small, tokens).double() / temperature
@@ -199,7 +199,8 @@ def test_samples_without_replacement_have_their_exact_probabilities(top_k):
 @pytest.mark.parametrize("draws", [[1, 1, 1], [3, 2]])
 def test_sampled_trees_keep_what_they_were_sampled_from(draws):
     """Chains sample from all tokens, trees from the k most likely."""
-    small, prompt, top_k = random_model("gpt2"), PROMPTS[0], VOCAB if max(draws) == 1 else 6
+    small, prompt = random_model("gpt2").base, PROMPTS[0]
+    top_k = VOCAB if max(draws) == 1 else 6
     options = {"shape": "sampled", "draws": draws, "top_k": 6, "temperature": 0.8}
     tree = tree_of(DraftModelDrafter(small, **options), prompt)
     assert tree.token_ids == tree_of(DraftModelDrafter(small, **options), prompt).token_ids
@@ -273,7 +274,7 @@ def test_logits_that_are_no_numbers_cost_only_drafts(shape):
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=f"DraftModelDrafter: {message}"):
-        DraftModelDrafter(random_model("gpt2"), **options)
+        DraftModelDrafter(random_model("gpt2").base, **options)
 
 
 def test_unsuitable_models_are_refused():
