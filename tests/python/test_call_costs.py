@@ -23,7 +23,7 @@ def test_times_become_those_of_the_measured_calls():
     costs.add(0, 9.0)  # the first call of a process is slow
     for size in SIZES * 200:
         costs.add(size, 0.02 + 0.001 * size)
-    np.testing.assert_allclose(costs.times(80), 0.02 + 0.001 * np.arange(81), rtol=0.02)
+    np.testing.assert_allclose(costs.times(64), 0.02 + 0.001 * np.arange(65), rtol=0.02)
 
 
 def test_interruptions_do_not_end_drafts():
@@ -55,7 +55,7 @@ def test_long_calls_that_come_again_are_no_interruptions():
 def test_decoding_measures_its_calls():
     model = copy.deepcopy(build_target("llama"))
     generate(model, PROMPTS[0], max_new_tokens=COUNT)
-    assert costs_of(model).of(1)._counts.sum() >= 1.0
+    assert sum(costs_of(model).of(1)._counts) >= 1.0
 
 
 @pytest.mark.parametrize(

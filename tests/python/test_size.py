@@ -1,8 +1,8 @@
 """The size of the core: a feature pays for its room, by what it lets us delete.
 
-The limits are what there is; a change that makes the core smaller lowers them. The aim is 25,000
-lines, and a step of 12 files and 46 functions, kernels of the CPU and selection of the target's
-predictions included. Files are not counted: that made us glue what belongs apart.
+The limits are what there is; a change that makes the core smaller lowers them. The aim of 25,000
+lines is reached, that of a step of 12 files and 46 functions, with kernels of the CPU and selection
+of the target's predictions, is not. Files are not counted: that made us glue what belongs apart.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import graphlib
+import itertools
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -19,13 +20,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"lines": 25_491, "public names": 84}
+LIMITS = {"lines": 24_758, "public names": 84}
 OPTIONS = 122
 STATE = "lattice_bpd.decode.state"
 KNOWN_PAIRS = {(f"{STATE}.sequence", f"{STATE}.model")}  # heads read sequences, which have a model
 STEPS = {  # by what a step measures
     "text": {"files": 14, "lines": 3_290, "functions": 49},
-    "text, LM and heads": {"files": 20, "lines": 4_562, "functions": 66},
+    "text, LM and heads": {"files": 20, "lines": 4_560, "functions": 66},
 }
 
 
@@ -90,6 +91,8 @@ def test_one_step_of_decoding(sources: str, monkeypatch: pytest.MonkeyPatch) -> 
     from lattice_bpd.decode.loop.engine import Engine
     from lattice_bpd.models.vocabulary_heads import VocabularyHeads
 
+    clock = itertools.count(0.0, 1e-3)  # the same costs of calls, so the same trees, in each run
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     model: Any = random_model.__wrapped__("llama").base  # no other test has changed it
     options: dict[str, Any] = {}
     if sources != "text":

@@ -91,3 +91,11 @@ def test_samples_leave_the_targets_distribution(way: str) -> None:
     drafter = SampledTreeDrafter(lm, top_k=3, **options)
     heads: Any = PairHeads((), unary=unary, normalization=normalization)
     assert check_sequences(tiny_model(0), drafter, sampling, heads=heads) < 2.9
+
+
+def test_logits_of_candidates_in_numpys_arrays() -> None:
+    ids, scores = np.array([[[3, 7, 5], [0, 9, 2]]]), np.float32([[[1.0, -2.0, 0.5], [3.0, 1, 0]]])
+    expected = np.full((1, 2, 8), -np.inf, np.float32)  # 9 is an id of the heads alone
+    expected[0, 0, [3, 7, 5]], expected[0, 1, [0, 2]] = [1.0, -2.0, 0.5], [3.0, 0]
+    for lattice in (LatticeInput(ids, scores), LatticeInput(*map(torch.tensor, (ids, scores)))):
+        np.testing.assert_array_equal(lattice.to_logits(8), expected)

@@ -59,8 +59,9 @@ class LatticeInput:
 
     def __post_init__(self) -> None:
         """Widens unsigned token ids of torch, for which it has few functions."""
-        if str(getattr(self.token_ids, "dtype", "")).startswith("torch.uint"):
-            object.__setattr__(self, "token_ids", self.token_ids.long())
+        ids = self.token_ids
+        if is_torch_tensor(ids) and str(ids.dtype).startswith("torch.uint"):
+            object.__setattr__(self, "token_ids", ids.long())
 
     @property
     def num_slots(self) -> int:
@@ -93,26 +94,30 @@ class LatticeInput:
         return replace(self, scores=scores)
 
     def to_logits(self, vocab_size: int) -> Any:
-        """The unary scores of torch tensors as (B, H, V) float, -inf for all other tokens."""
-        shape = (*self.token_ids.shape[:2], vocab_size + 1)  # the last is for ids beyond
-        logits = self.scores.new_full(shape, -math.inf)
-        ids = self.token_ids.long().clamp(max=vocab_size)
-        return logits.scatter_(2, ids, self.scores)[..., :vocab_size]
+        """The unary scores as a tensor (B, H, V) of torch, -inf for all other tokens."""
+        import torch
 
-    def cut(self, num_slots: int, top_k: int) -> LatticeInput:
+        scores, ids = torch.as_tensor(self.scores), torch.as_tensor(self.token_ids).long()
+        # the last column is for ids beyond
+        logits = scores.new_full((*ids.shape[:2], vocab_size + 1), -math.inf)
+        return logits.scatter_(2, ids.clamp(max=vocab_size), scores)[..., :vocab_size]
+
+    def cut(self, num_slots: int, top_k: int | None = None) -> LatticeInput:
         """The first slots, and of each the candidates of greatest unary score.
 
         Args:
             num_slots: slots to keep, 1 or more.
-            top_k: candidates to keep of each slot; equal scores: the earlier one.
+            top_k: candidates to keep of each slot; equal scores: the earlier one. None: all.
         """
-        slots, width = min(num_slots, self.num_slots), int(self.token_ids.shape[2])
-        transitions = None if self.transitions is None else self.transitions[:, : slots - 1]
-        lattice = replace(
-            self, token_ids=self.token_ids[:, :slots], scores=self.scores[:, :slots],
-            transitions=transitions,
-        )  # fmt: skip
-        return lattice.best_first(top_k) if top_k < width else lattice
+        lattice = self
+        if num_slots < self.num_slots:
+            transitions = None if self.transitions is None else self.transitions[:, : num_slots - 1]
+            lattice = replace(
+                self, token_ids=self.token_ids[:, :num_slots], scores=self.scores[:, :num_slots],
+                transitions=transitions,
+            )  # fmt: skip
+        is_cut = top_k is not None and top_k < self.token_ids.shape[2]
+        return lattice.best_first(top_k) if is_cut else lattice
 
     def end_after(self, lengths: Sequence[int]) -> LatticeInput:
         """The same lattices with all slots after the first `lengths` of each masked.

@@ -6,7 +6,7 @@ with the same shapes and memory each time:
     shape     R rows of W tokens, both powers of two, over buffers of C positions
     inputs    lengths, token ids, positions and ancestors, in one copy
     padding   rows and tokens beyond the trees write to the last position, which no text reads
-    outputs   logits and hidden states; of each token the argmax and the most probable tokens
+    outputs   logits and hidden states; in one copy, argmax and most probable tokens of each node
     greedy    the argmax is followed, accepted keys are moved down, and heads read the last state
 
 So texts live in buffers that outlast them, lent to one batch at a time; others decode without.
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -49,7 +50,7 @@ _COMPARED = 16  # nodes of the first tree, and the last one of each
 _LOGGER = logging.getLogger("lattice_bpd")
 _WANTED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _LOCK = threading.Lock()
-Body = Callable[[], tuple[LMOutput, Tensor, Tensor]]
+Body = Callable[[], tuple[LMOutput, Tensor]]
 
 
 def record_calls(model: Any, *, on: bool = True) -> None:
@@ -318,19 +319,18 @@ class _Shape:
         self._cache = buffers.part(0, num_rows, 0, is_fixed=True)
         self._capacity = buffers.shape[1]
         numbers = num_rows * (2 + 2 * size)
-        self._num_bytes = 8 * numbers + num_rows * size * size
-        pinned = device.type == "cuda"
-        self._host = torch.zeros(
-            self._num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned
+        self._inputs = torch.zeros(
+            8 * numbers + num_rows * size * size, dtype=torch.uint8, device=device
         )
-        self._inputs = torch.zeros(self._num_bytes, dtype=torch.uint8, device=device)
+        self._host = torch.zeros_like(self._inputs, device="cpu", pin_memory=device.type == "cuda")
         self._recording: Any = None
         self._numbers = 8 * numbers
+        self._fields_on_host = self._fields(self._host.numpy(), lambda part: part.view(np.int64))
 
-    def _fields(self, memory: Any, split: Callable[[Any, Any], Any]) -> list[Any]:
+    def _fields(self, memory: Any, to_int64: Callable[[Any], Any]) -> list[Any]:
         """Lengths and numbers of nodes (R,), ids and positions (R, W), who sees whom (R, W, W)."""
         rows, size = self._key.num_rows, self._key.size
-        numbers = split(memory[: self._numbers], np.int64)
+        numbers = to_int64(memory[: self._numbers])
         flat = rows * size
         return [
             numbers[:rows], numbers[rows : 2 * rows],
@@ -341,11 +341,11 @@ class _Shape:
 
     def record(self, target: Any, owner: RecordedCalls) -> None:
         """Record the call."""
-        fields = self._fields(self._inputs, lambda part, _: part.view(torch.int64))
+        fields = self._fields(self._inputs, lambda part: part.view(torch.int64))
         cache, key, heads, capacity = self._cache, self._key, self._heads, self._capacity
         size, top_k = key.size, key.num_predictions
 
-        def body() -> tuple[LMOutput, Tensor, Tensor]:
+        def body() -> tuple[LMOutput, Tensor]:
             starts, counts, ids, positions, attends = fields
             steps = torch.arange(capacity, device=ids.device)
             new = starts[:, None] + steps[:size]
@@ -365,8 +365,10 @@ class _Shape:
             if top_k:
                 logits = output.logits.float()
                 top, top_ids = logits.topk(top_k, dim=-1)
-                scores.append(top - logits.logsumexp(dim=-1, keepdim=True))
-                numbers.append(top_ids)
+                log_probs = top - logits.logsumexp(dim=-1, keepdim=True)
+                is_known = log_probs.isfinite().all(dim=-1, keepdim=True)
+                scores.append(log_probs)
+                numbers.append(torch.where(is_known, top_ids, -1))
             if key.keeps:
                 last, nodes = follow_by_index(ids, best, attends, counts)
                 cache.move_nodes(starts, nodes)
@@ -376,33 +378,32 @@ class _Shape:
                 numbers.append(lattice.token_ids)
                 scores.append(lattice.scores)
                 self._slots = tuple(lattice.token_ids.shape[1:])
-            flat = (torch.cat([one.flatten() for one in each]) for each in (numbers, scores))
-            return output, *flat
+            flat = [torch.cat([one.flatten() for one in each]) for each in (numbers, scores)]
+            self._returned = 8 * len(flat[0])
+            return output, torch.cat([one.view(torch.uint8) for one in flat])
 
         self._recording = owner.new_recording(body)
 
     def run(self, trees: Sequence[PrefixTree], lengths: Sequence[int]) -> Replayed:
         """Copy the inputs, replay the call, copy what decides on tokens."""
         self._host.zero_()
-        starts, counts, ids, positions, attends = self._fields(
-            self._host.numpy(), lambda part, kind: part.view(kind)
-        )
+        starts, counts, ids, positions, attends = self._fields_on_host
         count, (num_rows, size, top_k, *_) = len(trees), self._key
         starts[:count], counts[:count] = lengths, [len(tree) for tree in trees]
         ids[:count], positions[:count] = _core.tree_inputs(trees, lengths, size)
         attends[:count] = _core.node_masks(trees, size)
         self._inputs.copy_(self._host, non_blocking=True)
-        output, chosen, best = self._recording.replay()
-        numbers, scores = chosen.cpu(), best.cpu()
+        output, returned = self._recording.replay()
+        memory = returned.cpu().numpy()
+        numbers = memory[: self._returned].view(np.int64)
+        scores = memory[self._returned :].view(np.float32)
         nodes = num_rows * size
         token_ids: list[int] = numbers[:nodes].tolist()
         predictions: list[Predictions | None] = [None] * count
         if top_k:
-            shape = (num_rows, size, -1)
-            end = nodes * top_k
-            log_probs = scores[:end].numpy().reshape(shape)
-            top_ids = numbers[nodes : nodes + end].numpy().astype(np.int32).reshape(shape)
-            top_ids[~np.isfinite(log_probs).all(axis=-1)] = -1
+            shape, end = (num_rows, size, top_k), nodes * top_k
+            log_probs = scores[:end].reshape(shape)
+            top_ids = numbers[nodes : nodes + end].astype(np.int32).reshape(shape)
             predictions = [
                 Predictions(tree, top_ids[row, : len(tree)], log_probs[row, : len(tree)])
                 for row, tree in enumerate(trees)
@@ -410,14 +411,16 @@ class _Shape:
         return Replayed(output, token_ids, predictions, self._candidates(numbers, scores, count))
 
     def _candidates(
-        self, numbers: Tensor, scores: Tensor, count: int
+        self, numbers: npt.NDArray[np.int64], scores: npt.NDArray[np.float32], count: int
     ) -> list[tuple[int, LatticeInput]]:
         """See `Replayed`; they are the last numbers of the outputs."""
         if self._heads is None:
             return []
         num_rows, total = self._key.num_rows, self._key.num_rows * math.prod(self._slots)
-        last = numbers[-total - num_rows : -total].tolist()
-        ids, log_probs = (one[-total:].view(num_rows, 1, *self._slots) for one in (numbers, scores))
+        last: list[int] = numbers[-total - num_rows : -total].tolist()
+        ids, log_probs = (
+            part[-total:].reshape(num_rows, 1, *self._slots) for part in (numbers, scores)
+        )
         return [
             (last[row], LatticeInput(ids[row], log_probs[row], are_log_probs=True))
             for row in range(count)

@@ -55,9 +55,7 @@ class PrefixTree(_core.PrefixTree):
     sampled_from: Callable[[int], tuple[Any, Any] | None] | None = None
 
     def __init__(self, token_ids: Sequence[int], parents: Sequence[int]) -> None:
-        super().__init__(
-            _integers(token_ids, "token_ids").tolist(), _integers(parents, "parents").tolist()
-        )
+        super().__init__(_to_list(token_ids, "token_ids"), _to_list(parents, "parents"))
 
     @classmethod
     def of(cls, core: _core.PrefixTree) -> PrefixTree:
@@ -82,12 +80,7 @@ class PrefixTree(_core.PrefixTree):
             TypeError: token ids that are no integers.
         """
         if not isinstance(drafts, np.ndarray):
-            rows = [
-                row
-                if isinstance(row, list) and set(map(type, row)) <= {int}
-                else _integers(row, "a draft").tolist()
-                for row in drafts
-            ]
+            rows = [_to_list(row, "a draft") for row in drafts]
             longest = max(map(len, rows), default=0)
             drafts = np.array([row + [-1] * (longest - len(row)) for row in rows], np.int64)
             drafts = drafts.reshape(len(rows), longest)
@@ -196,6 +189,13 @@ class PrefixTree(_core.PrefixTree):
             if node < 0:
                 return nodes, tokens
             nodes.append(node)
+
+
+def _to_list(values: Any, name: str) -> list[int]:
+    """A list of ints; one that is so already is not copied."""
+    if isinstance(values, list) and set(map(type, values)) <= {int}:
+        return values
+    return _integers(values, name).tolist()  # type: ignore[no-any-return]
 
 
 def _integers(values: Any, name: str) -> Any:

@@ -11,6 +11,10 @@ import numpy.typing as npt
 
 SIZES = (0, 2, 4, 8, 16, 32, 64)  # draft tokens at which times are kept; between them lines
 
+# Each number of draft tokens between the kept sizes: 2.5 is halfway between SIZES[2] and SIZES[3].
+_ALL = np.arange(SIZES[-1] + 1)
+_AT: list[float] = np.interp(_ALL, SIZES, range(len(SIZES))).tolist()
+
 _RATE = 0.03  # weight of a new measurement of a size
 _SPEED_RATE = 0.1  # the same, of the machine's speed
 _PRIOR_SLOPE = 0.014  # assumed growth of a call's time for each draft token ..
@@ -33,10 +37,10 @@ class CallCosts:
         self.lock = threading.Lock()
         self._steps = 0
         self._measured = 0
-        self._counts: npt.NDArray[np.float64] = np.zeros(len(SIZES))
-        self._relative = 1.0 + _PRIOR_SLOPE * np.array(SIZES)  # seconds / speed
+        self._counts = [0.0] * len(SIZES)
+        self._relative = [1.0 + _PRIOR_SLOPE * size for size in SIZES]  # seconds / speed
         self._speed = 1.0
-        self._longest: npt.NDArray[np.float64] = np.full(len(SIZES), _LONG)  # that counts, as ratio
+        self._longest = [_LONG] * len(SIZES)  # that counts, as ratio
 
     def next_to_measure(self) -> int | None:
         """The size of the next step if it is to be measured; None if it may be any.
@@ -48,9 +52,7 @@ class CallCosts:
         if self._steps in _GREEDY_STEPS or self._steps % _GREEDY_EVERY == _GREEDY_EVERY - 1:
             return 0
         if self._steps >= _FIRST_TRIAL and self._steps & (self._steps - 1) == 0:
-            untried = np.flatnonzero(self._counts < 0.5)
-            if untried.size:
-                return SIZES[untried[0]]
+            return next((one for one, n in zip(SIZES, self._counts, strict=True) if n < 0.5), None)
         return None
 
     def add(self, size: int, seconds: float) -> None:
@@ -64,31 +66,29 @@ class CallCosts:
             self._measured += 1
             if self._measured == 1:  # the first call of a process is slow
                 return
+            at = _AT[min(size, SIZES[-1])]
+            low = int(at)  # the kept size at or below, and the share of the next one
+            shares = [(low, 1.0 - at + low), (low + 1, at - low)][: len(SIZES) - low]
+            expected = sum(share * self._relative[one] for one, share in shares)
             if self._measured == 2:
-                self._speed = seconds / float(np.interp(size, SIZES, self._relative))
-            ratio = seconds / (self._speed * float(np.interp(size, SIZES, self._relative)))
-            # the weights of the kept sizes in this time: 1, or of its two neighbors
-            at = float(np.interp(size, SIZES, np.arange(len(SIZES))))
+                self._speed = seconds / expected
+            ratio = seconds / (self._speed * expected)
             longest, self._longest[round(at)] = self._longest[round(at)], max(_LONG, ratio)
             ratio = min(ratio, longest)
-            shares = np.maximum(0.0, 1.0 - np.abs(np.arange(len(SIZES)) - at))
-            counts = self._counts + shares
-            known = float(shares @ counts) > _PRIOR_COUNT
+            known = sum(s * (self._counts[one] + s) for one, s in shares) > _PRIOR_COUNT
             if ratio > _WORST and known:
                 return
-            self._counts = counts
             if known:
                 self._speed *= 1.0 + _SPEED_RATE * (min(ratio, 2.0) - 1.0)
-            rates = shares * np.maximum(_RATE, 1.0 / (counts + _PRIOR_COUNT))
-            self._relative *= 1.0 + rates * (ratio - 1.0)
+            for one, share in shares:
+                self._counts[one] += share
+                rate = share * max(_RATE, 1.0 / (self._counts[one] + _PRIOR_COUNT))
+                self._relative[one] *= 1.0 + rate * (ratio - 1.0)
 
     def times(self, max_size: int) -> npt.NDArray[np.float64]:
-        """(max_size + 1,) float64, the expected seconds of steps of 0 .. max_size draft tokens."""
-        relative = np.maximum.accumulate(self._relative)
-        sizes = np.arange(max_size + 1)
-        slope = (relative[-1] - relative[-2]) / (SIZES[-1] - SIZES[-2])
-        steps = np.interp(sizes, SIZES, relative) + slope * np.maximum(sizes - SIZES[-1], 0)
-        times: npt.NDArray[np.float64] = self._speed * steps
+        """(max_size + 1,) float64, the expected seconds of steps of 0 .. max_size (64) tokens."""
+        ascending = self._speed * np.maximum.accumulate(self._relative)
+        times: npt.NDArray[np.float64] = np.interp(_ALL[: max_size + 1], SIZES, ascending)
         return times
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -39,17 +40,16 @@ def batch_head_logits(states: Sequence[DecodeState], *, all_slots: bool = False)
 
 
 def _read_heads(
-    states: Sequence[DecodeState], *, all_slots: bool = False
+    states: Sequence[DecodeState], *, all_slots: bool = False, top_k: int | None = None
 ) -> torch.Tensor | LatticeInput:
-    """The heads' output, with as many slots as any of the states may use, or all."""
+    """The heads' output, with as many slots as any of the states may use, or all.
+
+    `top_k`: most candidates to keep of each slot, where the heads return candidates; None: all.
+    """
     first, start = states[0], time.perf_counter()
     outputs = first.model.read_heads(states)
-    if not all_slots:
-        slots = max(state.num_slots for state in states)
-        if isinstance(outputs, LatticeInput):
-            outputs = outputs.cut(slots, int(outputs.token_ids.shape[2]))
-        elif outputs.shape[1] > slots:
-            outputs = outputs[:, :slots]
+    slots = sys.maxsize if all_slots else max(state.num_slots for state in states)
+    outputs = outputs.cut(slots, top_k) if isinstance(outputs, LatticeInput) else outputs[:, :slots]
     first.stats.lap("heads", start)
     return outputs
 
@@ -85,18 +85,19 @@ def read_head_candidates(states: Sequence[DecodeState], top_k: int) -> HeadCandi
     Raises:
         ValueError: NaN or +inf, or k above the vocabulary.
     """
-    outputs = _read_heads(states)
+    outputs = _read_heads(states, top_k=top_k)
     start = time.perf_counter()
     if isinstance(outputs, LatticeInput):
-        lattice = outputs.cut(outputs.num_slots, top_k)
-        if lattice.are_log_probs and isinstance(lattice.scores, torch.Tensor):
+        if outputs.are_log_probs and outputs.transitions is None:
             # Nothing to normalize; the core checks ids and scores.
+            ids, scores = outputs.token_ids, outputs.scores
+            if isinstance(scores, torch.Tensor):
+                ids, scores = ids.numpy(force=True), scores.float().numpy(force=True)
             heads = HeadCandidates(
-                lattice.token_ids.int().contiguous().cpu().numpy(),
-                lattice.scores.float().contiguous().cpu().numpy(),
+                np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(scores, np.float32)
             )
         else:
-            heads = HeadCandidates(*lattice.to_source_scores("MixtureDrafter"))
+            heads = HeadCandidates(*outputs.to_source_scores("MixtureDrafter"))
     else:
         best = select_top_k(outputs, top_k, log_softmax=True, where="MixtureDrafter")
         heads = HeadCandidates(best.token_ids, best.scores)

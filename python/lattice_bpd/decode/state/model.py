@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -79,8 +80,8 @@ class HiddenStateHeads:
         """See DraftHeads."""
         known = [state.candidates for state in states if state.candidates is not None]
         if len(known) == len(states):
-            ids = torch.cat([one.token_ids for one in known])
-            scores = torch.cat([one.scores for one in known])
+            ids = np.concatenate([one.token_ids for one in known])
+            scores = np.concatenate([one.scores for one in known])
             return LatticeInput(ids, scores, are_log_probs=True)
         if len(states) == 1:
             return self.logits(states[0].hidden[None], states[0].tokens[-1:])

@@ -65,12 +65,6 @@ class DecodeStats:
         total = self.seconds.get("total", 0.0)
         return self.tokens / total if total else 0.0
 
-    @property
-    def accept_histogram(self) -> list[int]:
-        """Number of verifying calls that accepted 0, 1, 2, .. draft tokens."""
-        longest = max(self.accept_lengths, default=-1)
-        return [self.accept_lengths.count(length) for length in range(longest + 1)]
-
     def lap(self, name: str, start: float) -> float:
         """Add the time since `start` of `time.perf_counter` to a stage; returns the time now.
 
