@@ -3,6 +3,8 @@
 python examples/generate.py
 """
 
+from collections import Counter
+
 from tiny_model import load
 
 from lattice_bpd.decode import generate
@@ -13,7 +15,7 @@ result = generate(model, [5, 6, 7], heads=heads, lm=lm, max_new_tokens=60)
 
 stats = result.stats
 print(f"{stats.tokens} tokens in {stats.target_calls} calls: {result.token_ids[:8]} ..")
-print(f"calls that kept 0, 1, 2, .. draft tokens: {stats.accept_histogram}")
+print(f"calls by the number of draft tokens that they kept: {Counter(stats.accept_lengths)}")
 
 # The same tokens as greedy decoding, alone and in a batch of prompts of any lengths:
 prompts = [[5, 6, 7], [1], [9, 9, 2, 4, 3]]

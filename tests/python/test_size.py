@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"lines": 24_758, "public names": 84}
+LIMITS = {"lines": 24_760, "public names": 84}
 OPTIONS = 122
 STATE = "lattice_bpd.decode.state"
 KNOWN_PAIRS = {(f"{STATE}.sequence", f"{STATE}.model")}  # heads read sequences, which have a model
 STEPS = {  # by what a step measures
     "text": {"files": 14, "lines": 3_290, "functions": 49},
-    "text, LM and heads": {"files": 20, "lines": 4_560, "functions": 66},
+    "text, LM and heads": {"files": 20, "lines": 4_562, "functions": 66},
 }
 
 

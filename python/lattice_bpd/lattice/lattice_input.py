@@ -97,10 +97,13 @@ class LatticeInput:
         """The unary scores as a tensor (B, H, V) of torch, -inf for all other tokens."""
         import torch
 
-        scores, ids = torch.as_tensor(self.scores), torch.as_tensor(self.token_ids).long()
+        scores, ids = (
+            one if is_torch_tensor(one) else torch.from_numpy(one)
+            for one in (self.scores, self.token_ids)
+        )
         # the last column is for ids beyond
         logits = scores.new_full((*ids.shape[:2], vocab_size + 1), -math.inf)
-        return logits.scatter_(2, ids.clamp(max=vocab_size), scores)[..., :vocab_size]
+        return logits.scatter_(2, ids.long().clamp(max=vocab_size), scores)[..., :vocab_size]
 
     def cut(self, num_slots: int, top_k: int | None = None) -> LatticeInput:
         """The first slots, and of each the candidates of greatest unary score.

@@ -12,8 +12,7 @@ import numpy.typing as npt
 SIZES = (0, 2, 4, 8, 16, 32, 64)  # draft tokens at which times are kept; between them lines
 
 # Each number of draft tokens between the kept sizes: 2.5 is halfway between SIZES[2] and SIZES[3].
-_ALL = np.arange(SIZES[-1] + 1)
-_AT: list[float] = np.interp(_ALL, SIZES, range(len(SIZES))).tolist()
+_AT: list[float] = np.interp(range(SIZES[-1] + 1), SIZES, range(len(SIZES))).tolist()
 
 _RATE = 0.03  # weight of a new measurement of a size
 _SPEED_RATE = 0.1  # the same, of the machine's speed
@@ -86,9 +85,9 @@ class CallCosts:
                 self._relative[one] *= 1.0 + rate * (ratio - 1.0)
 
     def times(self, max_size: int) -> npt.NDArray[np.float64]:
-        """(max_size + 1,) float64, the expected seconds of steps of 0 .. max_size (64) tokens."""
+        """(max_size + 1,) float64, the expected seconds of steps of 0 .. max_size draft tokens."""
         ascending = self._speed * np.maximum.accumulate(self._relative)
-        times: npt.NDArray[np.float64] = np.interp(_ALL[: max_size + 1], SIZES, ascending)
+        times: npt.NDArray[np.float64] = np.interp(np.arange(max_size + 1), SIZES, ascending)
         return times
 
 
