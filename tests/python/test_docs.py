@@ -53,8 +53,8 @@ def runnable_pages() -> list[str]:
 
 def test_docs_stay_small() -> None:
     texts = [page.read_text() for page in (ROOT / "docs").rglob("*.md")]
-    assert len(texts) <= 15
-    assert sum(text.count("\n") for text in texts) <= 3_964  # with a section about recorded calls
+    assert len(texts) <= 16
+    assert sum(text.count("\n") for text in texts) <= 3_968  # with a page about GPUs
 
 
 def test_blocks_that_do_not_run_are_these() -> None:
