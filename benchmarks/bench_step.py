@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 import torch
+from bench_llm import DRAFTER, fetch_model
 from corpus import ROOT
 from llm_prompts import make_prompt, read_rows
 from machine import describe_machine
@@ -29,12 +30,8 @@ from lattice_bpd.decode.drafter_file import load_drafter
 from lattice_bpd.decode.loop.engine import Engine
 from lattice_bpd.models import load_heads
 
-sys.path += [str(ROOT / "scripts"), str(ROOT / "tests" / "python")]
-import fetch_smollm2
-
+sys.path.append(str(ROOT / "tests" / "python"))
 import recorded_calls
-
-DRAFTER = ROOT / "examples" / "smollm2"
 
 
 class Stopwatch:
@@ -68,7 +65,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=3)
     args = parser.parse_args()
-    folder = fetch_smollm2.fetch()
+    folder = fetch_model()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = [row for row in read_rows("tuning") if "turns" not in row][: args.prompts]

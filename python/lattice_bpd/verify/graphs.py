@@ -325,12 +325,12 @@ class _Shape:
         self._host = torch.zeros_like(self._inputs, device="cpu", pin_memory=device.type == "cuda")
         self._recording: Any = None
         self._numbers = 8 * numbers
-        self._fields_on_host = self._fields(self._host.numpy(), lambda part: part.view(np.int64))
+        self._fields_on_host = self._fields(self._host.numpy(), np.int64)
 
-    def _fields(self, memory: Any, to_int64: Callable[[Any], Any]) -> list[Any]:
+    def _fields(self, memory: Any, int64: Any) -> list[Any]:
         """Lengths and numbers of nodes (R,), ids and positions (R, W), who sees whom (R, W, W)."""
         rows, size = self._key.num_rows, self._key.size
-        numbers = to_int64(memory[: self._numbers])
+        numbers = memory[: self._numbers].view(int64)
         flat = rows * size
         return [
             numbers[:rows], numbers[rows : 2 * rows],
@@ -341,7 +341,7 @@ class _Shape:
 
     def record(self, target: Any, owner: RecordedCalls) -> None:
         """Record the call."""
-        fields = self._fields(self._inputs, lambda part: part.view(torch.int64))
+        fields = self._fields(self._inputs, torch.int64)
         cache, key, heads, capacity = self._cache, self._key, self._heads, self._capacity
         size, top_k = key.size, key.num_predictions
 
