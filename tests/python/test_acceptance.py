@@ -121,17 +121,17 @@ def test_acceptance_as_text(text):
     ("text", "message"),
     [
         ("topk:3", r"unknown rule 'topk'; did you mean 'top_k'\? expected one of exact, top_k"),
-        ("top_k", "missing 1 required positional argument: 'k'; such as top_k:4"),
+        ("top_k", "'top_k': missing a required argument: 'k'; such as top_k:4"),
         ("top_k:4.5", "TopKMatch: k is 4.5; expected an integer, 1 or more"),
         ("sampled:0.8,top_k=0.5", "top_k is 0.5; expected an integer, 1 or more"),
-        ("sampled:0.8,seed=0.5", "'float' object cannot be interpreted as an integer"),
+        ("sampled:0.8,seed=0.5", "sampling: seed is 0.5; expected an integer"),
         ("typical:0.1,x", "could not convert string to float: 'x'; such as typical:0.09,0.3"),
         ("top_k:0", "TopKMatch: k is 0; expected 1 or more"),
-        ("typical:1,2,3", "takes from 1 to 3 positional arguments but 4 were given"),
+        ("typical:1,2,3", "'typical:1,2,3': too many positional arguments; such as typical:0"),
         ("typical:1.5", "Typical: epsilon is 1.5; expected above 0 and below 1"),
         ("specdec++:3,-1", r"tau is -1; expected a finite number, 0 or more"),
         ("sampled:0.0", r"temperature is 0\.0; expected a number above 0; .*Exact"),
-        ("sampled:1,top_q=3", "unexpected keyword argument 'top_q'"),
+        ("sampled:1,top_q=3", "'sampled:1,top_q=3': got an unexpected keyword argument 'top_q'"),
     ],
 )
 def test_acceptance_in_bad_text_is_refused(text, message):

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "python" / "lattice_bpd"
-LIMITS = {"lines": 24_760, "public names": 84}
+LIMITS = {"lines": 24_764, "public names": 84}
 OPTIONS = 122
 STATE = "lattice_bpd.decode.state"
 KNOWN_PAIRS = {(f"{STATE}.sequence", f"{STATE}.model")}  # heads read sequences, which have a model

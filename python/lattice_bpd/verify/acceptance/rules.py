@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -302,6 +303,7 @@ def parse_acceptance(text: str) -> Acceptance:
     try:
         numbers = [_number(word) for word, is_named, _ in words if not is_named]
         options = {key: _number(word) for key, is_named, word in words if is_named}
+        signature(make).bind(*numbers, **options)  # its errors name no class
         return make(*numbers, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"acceptance: {text!r}: {error}; such as {example}") from error

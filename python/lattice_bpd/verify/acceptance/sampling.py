@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from lattice_bpd import _core
+from lattice_bpd.arguments import check_int
 from lattice_bpd.verify.acceptance.warp import Warp
 from lattice_bpd.verify.greedy import DraftCandidates
 
@@ -52,7 +52,9 @@ class _Sampling:
         seed: Seed = 0,
     ) -> None:
         object.__setattr__(self, "warp", Warp(float(temperature), top_k, top_p, min_p))
-        object.__setattr__(self, "seed", seed if hasattr(seed, "__len__") else index(seed))
+        if not hasattr(seed, "__len__"):
+            seed = check_int("sampling: seed", seed, -(1 << 63))
+        object.__setattr__(self, "seed", seed)
 
     def __str__(self) -> str:
         """Name and numbers as `parse_acceptance` reads them."""
